@@ -1,0 +1,184 @@
+"""Config to loader: the four paths of the `[data]` table, in one place.
+
+    loader = build_dataloader("run.toml", batch_size=8, seq_len=2048, seed=1)
+
+`datasets` make a mixture; else `dataset_path` names a store or a folder of token files; else a
+dataset of the Hub is read whole or streamed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from penstock.config import DataConfig, Resolved, data_path, load_config, resolve
+from penstock.dataset import MemoryMappedDataset, MixtureDataset, WindowDataset
+from penstock.dataset.windows import TokenWindows
+from penstock.errors import ConfigError
+from penstock.loader import StatefulDataLoader
+from penstock.loader.core import BatchSize, batch_schedule, run_plan
+from penstock.order import Stage, quantise
+from penstock.sampler import DistributedSampler, MixtureSampler, rank_and_world
+from penstock.store import detect_format, open_store
+from penstock.text import eos_token_id, vocab_size
+
+if TYPE_CHECKING:
+    import torch
+
+
+def build_dataloader(
+    config: DataConfig | str | os.PathLike[str],
+    *,
+    batch_size: BatchSize,
+    seq_len: int,
+    seed: int = 0,
+    rank: int | None = None,
+    world_size: int | None = None,
+    accumulation: int = 1,
+    device: str | torch.device | None = None,
+    split: Literal["train", "val"] = "train",
+    shuffle: bool = True,
+) -> StatefulDataLoader:
+    """The loader that a `[data]` table describes, for this rank.
+
+    Batches are dicts with `input_ids` and `labels`, both (batch_size, seq_len) int64. `batch_size`
+    may be a schedule: [(0, 8), (1000, 16)]. With split="val" or shuffle=False the loader is finite:
+    every sample once, in order, the last batch padded with labels of -100.
+    """
+    if not isinstance(config, DataConfig):
+        config = load_config(config)
+    if split not in ("train", "val"):
+        raise ConfigError(f"split is 'train' or 'val', not {split!r}")
+    if seq_len < 1:
+        raise ConfigError(f"seq_len must be at least 1, not {seq_len}")
+    rank, world = rank_and_world(rank, world_size)
+    path = data_path(config)
+    if path in ("hub", "hub_stream"):
+        raise ConfigError(
+            "datasets of the Hub are not read by this release of Penstock: write their tokens to a "
+            "folder and name it in dataset_path"
+        )
+    resolved = resolve(config)
+    datasets = [_tokens(source.path, config, seq_len) for source in resolved.sources]
+    _check_tokenizers(datasets, resolved)
+    mixed = path == "mixture"
+    names = [source.name for source in resolved.sources]
+    dataset = MixtureDataset(datasets, names) if mixed else datasets[0]
+    stages: list[Stage] = []
+    sampler: DistributedSampler | MixtureSampler
+    if split == "val" or not shuffle:
+        sampler = DistributedSampler(dataset, world, rank, shuffle=False, seed=seed)
+    else:
+        plan = run_plan(
+            len(dataset),
+            batch_schedule(batch_size),
+            world=world,
+            accumulation=accumulation,
+            tail="endless" if mixed else "drop",
+        )
+        stages = _stages(config, resolved, datasets, plan.position_of)
+        sampler = DistributedSampler(dataset, world, rank, seed=seed)
+        if isinstance(dataset, MixtureDataset):
+            sizes = dataset.cumulative_sizes
+            sampler = MixtureSampler(sizes, [], world, rank, seed=seed, names=names, stages=stages)
+    return StatefulDataLoader(
+        dataset,
+        batch_size,
+        sampler,
+        config,
+        accumulation=accumulation,
+        device=device,
+        stages=() if mixed else stages,
+        tail="drop" if shuffle and split == "train" else "pad",
+    )
+
+
+def _tokens(path: str, config: DataConfig, seq_len: int) -> TokenWindows:
+    """Samples of seq_len + 1 tokens over a store, or over a folder of token files."""
+    if not path:
+        raise ConfigError(
+            "datasets of the Hub are not mixed by this release of Penstock: give each of "
+            "[[data.datasets]] a path"
+        )
+    pack = config.pack_sequences
+    dataset: TokenWindows
+    if holds_store(path):
+        store = open_store(path)
+        eos = None
+        if pack and not store.documents:
+            eos = _eos(config, path) if store.eos_token_id is None else store.eos_token_id
+        dataset = WindowDataset(store, seq_len, pack, eos)
+    else:
+        dataset = MemoryMappedDataset(
+            path,
+            seq_len + 1,
+            config.file_pattern,
+            pack,
+            _eos(config, path) if pack else None,
+            dtype=config.token_dtype or _dtype_by_vocabulary(config, path),
+        )
+    if not len(dataset):
+        raise ConfigError(
+            f"{path} has no sample of {seq_len} inputs and labels: "
+            f"its {len(dataset.store)} tokens are too few"
+        )
+    return dataset
+
+
+def holds_store(path: str) -> bool:
+    """Whether a folder is a store, rather than token files as they come."""
+    found = detect_format(path)
+    root = Path(path)
+    described = (root / "manifest.json").exists() or next(root.rglob("meta.json"), None) is not None
+    return found == "h5" or (found == "bin" and described)
+
+
+def _eos(config: DataConfig, path: str) -> int:
+    if not config.tokenizer_path:
+        raise ConfigError(
+            f"pack_sequences needs to know which token ends a document, and {path} does not say: "
+            "set tokenizer_path in [data]"
+        )
+    return eos_token_id(config.tokenizer_path)
+
+
+def _dtype_by_vocabulary(config: DataConfig, path: str) -> str | None:
+    """What a raw .bin file must hold, where nothing else says: the vocabulary's own width."""
+    stated = (Path(path) / "meta.json").exists() or not config.file_pattern.endswith(".bin")
+    if stated or not config.tokenizer_path:
+        return None
+    return "uint16" if vocab_size(config.tokenizer_path) <= 1 << 16 else "uint32"
+
+
+def _check_tokenizers(datasets: list[TokenWindows], resolved: Resolved) -> None:
+    """Ids of different tokenizers mean different texts."""
+    named = {
+        source.name: dataset.store.metadata["tokenizer"]
+        for source, dataset in zip(resolved.sources, datasets, strict=True)
+        if dataset.store.metadata.get("tokenizer")
+    }
+    first = next(iter(named), None)
+    for name, tokenizer in named.items():
+        if first is not None and tokenizer != named[first]:
+            raise ConfigError(
+                f"sources {first!r} and {name!r} were made with different tokenizers: "
+                "prepare one of them again"
+            )
+
+
+def _stages(
+    config: DataConfig,
+    resolved: Resolved,
+    datasets: list[TokenWindows],
+    position_of: Callable[[int], int],
+) -> list[Stage]:
+    """Declared stages, from steps to positions and from weights to integers."""
+    stages = []
+    for stage in resolved.stages:
+        weights = list(stage.weights)
+        if config.weights_count == "tokens":  # shares of tokens: fewer of the longer samples
+            weights = [w / d.tokens_a_sample for w, d in zip(weights, datasets, strict=True)]
+        stages.append(Stage(position_of(stage.start_step), quantise(weights), stage.start_step))
+    return stages

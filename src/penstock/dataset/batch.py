@@ -1,0 +1,142 @@
+"""From narrow tokens to batches: one gather, two widenings, and masks from the boundaries.
+
+>>> rows = Windows(np.array([[1, 2, 0, 3]], np.uint16), cuts=np.array([3]))
+>>> batch = rows.batch(0, 1)
+>>> batch["input_ids"].tolist(), batch["labels"].tolist(), batch["doc_ids"].tolist()
+([[1, 2, 0]], [[2, 0, -100]], [[0, 0, 0]])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from penstock.dataset.base import Place, Sample
+from penstock.pack import Boundaries, Documents
+
+IGNORED = -100
+_SIGNED = {np.dtype(f"u{size}"): np.dtype(f"i{size}") for size in (2, 4, 8)}
+
+
+@dataclass(slots=True)
+class Windows:
+    """Rows of T + 1 tokens as they are stored, and what is known of them.
+
+    `mask` marks the tokens that are trained; `cuts`, the places where documents begin, gives packed
+    batches their doc ids; `source` is each row's dataset in a mixture.
+    """
+
+    tokens: npt.NDArray[Any]  # (n, T + 1)
+    mask: npt.NDArray[np.bool_] | None = None  # (n, T + 1)
+    cuts: npt.NDArray[np.int64] | None = None  # flat, sorted
+    source: npt.NDArray[np.int64] | None = None  # (n,)
+    target: str = "labels"
+    _documents: Documents | None = None
+
+    def batch(self, lo: int, hi: int, place: Place | None = None) -> Sample:
+        """Rows lo to hi as one batch, widened here or at `place`."""
+        tokens = self.tokens[lo:hi]
+        masked = None if self.mask is None else ~self.mask[lo:hi, 1:]
+        found = self._boundaries(lo, hi)
+        if place is None:
+            batch = _widen(tokens, masked, found, self.target)
+        else:
+            batch = _widen_there(tokens, masked, found, self.target, place)
+        if self.source is not None:
+            source = torch.from_numpy(self.source[lo:hi].copy())
+            batch["dataset_idx"] = source if place is None else place.send(source)
+        return batch
+
+    def _boundaries(self, lo: int, hi: int) -> Boundaries | None:
+        if self.cuts is None:
+            return None
+        if self._documents is None:
+            self._documents = Documents.of(self.cuts, *self.tokens.shape)
+        return self._documents.batch(lo, hi)
+
+
+def merge(parts: Sequence[Windows], places: Sequence[npt.NDArray[np.int64]]) -> Windows:
+    """Windows of several sources as one, `parts[k]`'s rows at `places[k]` of the whole."""
+    rows, width = sum(len(p.tokens) for p in parts), parts[0].tokens.shape[1]
+    dtype = np.result_type(*(p.tokens.dtype for p in parts))
+    whole = Windows(
+        np.empty((rows, width), dtype if dtype.kind in "iu" else np.int64),  # never a float
+        source=np.empty(rows, np.int64),
+        target=parts[0].target,
+    )
+    if any(part.mask is not None for part in parts):
+        whole.mask = np.ones((rows, width), np.bool_)
+    cuts = []
+    for part, place in zip(parts, places, strict=True):
+        whole.tokens[place] = part.tokens
+        if part.mask is not None and whole.mask is not None:
+            whole.mask[place] = part.mask
+        if part.cuts is not None:
+            row, column = np.divmod(part.cuts, width)
+            cuts.append(place[row] * width + column)
+    if cuts:
+        whole.cuts = np.sort(np.concatenate(cuts))
+    return whole
+
+
+def _widen(
+    tokens: npt.NDArray[Any],
+    masked: npt.NDArray[np.bool_] | None,
+    found: Boundaries | None,
+    target: str,
+) -> Sample:
+    labels = tokens[:, 1:].astype(np.int64)
+    if masked is not None:
+        labels[masked] = IGNORED
+    if found is not None:
+        labels.reshape(-1)[found.ignored] = IGNORED
+    batch: Sample = {
+        "input_ids": torch.from_numpy(tokens[:, :-1].astype(np.int64)),
+        target: torch.from_numpy(labels),
+    }
+    return batch if found is None else batch | _packed(found)
+
+
+def _widen_there(
+    tokens: npt.NDArray[Any],
+    masked: npt.NDArray[np.bool_] | None,
+    found: Boundaries | None,
+    target: str,
+    place: Place,
+) -> Sample:
+    """The same with tokens travelling as they are stored: a quarter of the bytes."""
+    there = place.send(_signed(tokens))
+    wide = there.to(torch.int64)
+    if tokens.dtype in (np.uint16, np.uint32):
+        wide &= np.iinfo(tokens.dtype).max  # undo the sign that torch saw in the top bit
+    # Clones, since one row's slice is contiguous already, and labels are written into.
+    labels = wide[:, 1:].clone(memory_format=torch.contiguous_format)
+    if masked is not None:
+        labels.masked_fill_(place.send(torch.from_numpy(masked)), IGNORED)
+    inputs = wide[:, :-1].clone(memory_format=torch.contiguous_format)
+    batch: Sample = {"input_ids": inputs, target: labels}
+    if found is None:
+        return batch
+    labels.view(-1)[place.send(torch.from_numpy(found.ignored))] = IGNORED
+    packed = _packed(found)
+    return batch | {k: place.send(v) if isinstance(v, Tensor) else v for k, v in packed.items()}
+
+
+def _signed(tokens: npt.NDArray[Any]) -> Tensor:
+    """Few devices compute with uint16 and uint32: the same bytes under a signed name."""
+    return torch.from_numpy(tokens.view(_SIGNED.get(tokens.dtype, tokens.dtype)))
+
+
+def _packed(found: Boundaries) -> Sample:
+    return {
+        "doc_ids": torch.from_numpy(found.doc_ids),
+        "position_ids": torch.from_numpy(found.position_ids),
+        "cu_seqlens": torch.from_numpy(found.cu_seqlens),
+        "max_seqlen": found.max_seqlen,
+    }
