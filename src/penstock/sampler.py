@@ -14,10 +14,9 @@ import os
 from collections.abc import Iterator, Sequence, Sized
 from itertools import pairwise
 from operator import index
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
@@ -37,15 +36,7 @@ CHUNK = 4096
 FIRST_CHUNK = 16  # each of a mixture's places may need a block of its own, where ranks are many
 
 
-class Order(Protocol):
-    """What a loader reads from a sampler: position to sample."""
-
-    @property
-    def n(self) -> int:
-        """Samples in an epoch."""
-
-    def indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The sample at each position."""
+Order = EpochOrder | MixtureOrder  # what a loader reads from a sampler: position to sample
 
 
 def rank_and_world(rank: int | None = None, world: int | None = None) -> tuple[int, int]:
@@ -103,7 +94,7 @@ class _EpochSampler(Sampler[int]):
     @property
     def num_samples(self) -> int:
         """How many indices a full `__iter__` gives, the same on every rank."""
-        return self._part(0)[2]
+        return _part(self, 0)[2]
 
     def start(self, position: int) -> None:
         """Begin an iteration at `position`: what waited for the next `__iter__` happens here."""
@@ -125,16 +116,7 @@ class _EpochSampler(Sampler[int]):
         offset, self._skip = self._skip * self.num_replicas, 0
         start = self._epoch * self.order.n
         self.start(start + offset)
-        return _walk(self.order, start, *self._part(offset))
-
-    def _part(self, offset: int) -> tuple[int, int, int]:
-        return rest_of_epoch(
-            self.order.n,
-            offset,
-            rank=self.rank,
-            world=self.num_replicas,
-            drop_last=self.drop_last,
-        )
+        return _walk(self.order, start, *_part(self, offset))
 
     def identity(self) -> dict[str, Any]:
         """What decides the order, for checkpoints."""
@@ -142,12 +124,7 @@ class _EpochSampler(Sampler[int]):
 
     def state_dict(self) -> dict[str, Any]:
         """Keys: `epoch`, `seed`, `num_replicas`, `rank`."""
-        return {
-            "epoch": self._epoch,
-            "seed": self.seed,
-            "num_replicas": self.num_replicas,
-            "rank": self.rank,
-        }
+        return _documented(self, self._epoch)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `epoch`; the rest is this process's own."""
@@ -209,18 +186,15 @@ class MixtureSampler(_EpochSampler):
         stages: Sequence[Stage] | None = None,
     ) -> None:
         super().__init__(num_replicas, rank, shuffle, seed, drop_last)
-        if stages is None:
-            check_weights(weights, "MixtureSampler(weights=...)")
         bounds = [index(bound) for bound in cumulative_sizes]
         if bounds[:1] != [0] or bounds != sorted(bounds):
             raise ConfigError(f"cumulative_sizes start at 0 and never fall, unlike {bounds}")
         self._sizes = [b - a for a, b in pairwise(bounds)]
-        names = list(names) if names is not None else [str(i) for i in range(len(self._sizes))]
+        self._names = [str(i) for i in range(len(self._sizes))] if names is None else list(names)
         if stages is None:
-            stages = [Stage(0, self._quantise(weights, temperature))]
-        self._order = MixtureOrder(
-            self._sizes, names, seed=self.seed, stages=stages, shuffle=shuffle
-        )
+            integers = self._quantise(weights, temperature, "MixtureSampler(weights=...)")
+            stages = [Stage(0, integers)]
+        self._order = self._ordered(stages)
         self._pending: tuple[int, ...] | None = None
         self._declared = [[stage.start_step, list(stage.weights)] for stage in stages]
 
@@ -242,10 +216,7 @@ class MixtureSampler(_EpochSampler):
 
     def update_weights(self, weights: Sequence[float], temperature: float = 1.0) -> None:
         """Begin a stage with these weights at the next `__iter__`."""
-        if len(weights) != len(self._sizes):
-            raise ConfigError(f"Expected {len(self._sizes)} weights, got {len(weights)}")
-        check_weights(weights, "MixtureSampler.update_weights")
-        self._pending = self._quantise(weights, temperature)
+        self._pending = self._quantise(weights, temperature, "MixtureSampler.update_weights")
 
     def start(self, position: int) -> None:
         """Begin the stage that `update_weights` asked for, at `position`."""
@@ -253,11 +224,18 @@ class MixtureSampler(_EpochSampler):
             self._order = self._order.with_stage(Stage(position, self._pending))
             self._pending = None
 
-    def _quantise(self, weights: Sequence[float], temperature: float) -> tuple[int, ...]:
+    def _ordered(self, stages: Sequence[Stage]) -> MixtureOrder:
+        return MixtureOrder(
+            self._sizes, self._names, seed=self.seed, stages=stages, shuffle=self.shuffle
+        )
+
+    def _quantise(self, weights: Sequence[float], temperature: float, what: str) -> tuple[int, ...]:
         if len(weights) != len(self._sizes):
             raise ConfigError(
-                f"Expected {len(self._sizes)} weights, one for each dataset, got {len(weights)}"
+                f"{what}: Expected {len(self._sizes)} weights, one for each dataset, "
+                f"got {len(weights) or 'an empty list'}"
             )
+        check_weights(weights, what)
         scaled = shares(weights, temperature)
         there = [w if size else 0.0 for w, size in zip(scaled, self._sizes, strict=True)]
         if any(self._sizes) and not any(there):
@@ -266,9 +244,7 @@ class MixtureSampler(_EpochSampler):
 
     def identity(self) -> dict[str, Any]:
         """Seed, and the sources and weights this sampler was built with, in their order."""
-        return super().identity() | {
-            "mixture": {"names": list(self._order.names), "weights": self._declared}
-        }
+        return super().identity() | {"mixture": {"names": self._names, "weights": self._declared}}
 
     def state_dict(self) -> dict[str, Any]:
         """The documented keys, the stages, and weights that wait for the next `__iter__`."""
@@ -279,20 +255,16 @@ class MixtureSampler(_EpochSampler):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `epoch` and, where the state has them, the stages."""
+        if state.get("stages"):
+            stages = [Stage(at, tuple(weights), step) for at, weights, step in state["stages"]]
+            if len(stages[0].weights) != len(self._sizes):
+                raise StateMismatch(
+                    f"the state's mixture has {len(stages[0].weights)} datasets, "
+                    f"this one has {len(self._sizes)}: build the sampler over the same datasets"
+                )
+            self._order = self._ordered(stages)
+            self._pending = tuple(state["pending"]) if state.get("pending") else None
         super().load_state_dict(state)
-        if not state.get("stages"):
-            return
-        stages = [Stage(at, tuple(weights), step) for at, weights, step in state["stages"]]
-        if len(stages[0].weights) != len(self._sizes):
-            raise StateMismatch(
-                f"the state's mixture has {len(stages[0].weights)} datasets, "
-                f"this one has {len(self._sizes)}: build the sampler over the same datasets"
-            )
-        old = self._order
-        self._order = MixtureOrder(
-            self._sizes, old.names, seed=self.seed, stages=stages, shuffle=self.shuffle
-        )
-        self._pending = tuple(state["pending"]) if state.get("pending") else None
 
 
 class ResumableDistributedSampler(Sampler[int]):
@@ -316,13 +288,13 @@ class ResumableDistributedSampler(Sampler[int]):
         shuffle: bool = True,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        if process_group is not None:
+        if process_group is None:
+            self.rank, self.num_replicas = rank_and_world()
+        else:
             self.rank = dist.get_rank(process_group)
             self.num_replicas = dist.get_world_size(process_group)
             if self.rank < 0:
                 raise ConfigError("this process is no member of the process_group given")
-        else:
-            self.rank, self.num_replicas = rank_and_world()
         self.data_source = data_source
         self.seed, self.drop_last, self.shuffle = index(seed), drop_last, shuffle
         self._begin(_epoch(start_epoch))
@@ -336,7 +308,7 @@ class ResumableDistributedSampler(Sampler[int]):
     @property
     def num_samples_per_replica(self) -> int:
         """This rank's samples in a whole epoch, the same on every rank."""
-        return self._part(0)[2]
+        return _part(self, 0)[2]
 
     @property
     def position(self) -> int:
@@ -360,43 +332,26 @@ class ResumableDistributedSampler(Sampler[int]):
         self._between = 0  # samples given past iter * num_replicas, after a change of num_replicas
 
     def __len__(self) -> int:
-        return self._part(self._offset)[2]
+        return _part(self, self._offset)[2]
 
     def __iter__(self) -> Iterator[int]:
         """The rest of the epoch."""
-        part = self._part(self._offset)
-        left = len(self)
-        for sample in _walk(self.order, self.epoch * self.order.n, *part):
+        first, stride, left = _part(self, self._offset)
+        if not left:
+            self._begin(self.epoch + 1)
+        for sample in _walk(self.order, self.epoch * self.order.n, first, stride, left):
             self.iter, left = self.iter + 1, left - 1
             if not left:
                 self._begin(self.epoch + 1)
             yield sample
-        if not part[2]:
-            self._begin(self.epoch + 1)
-
-    def _part(self, offset: int) -> tuple[int, int, int]:
-        return rest_of_epoch(
-            len(self.data_source),
-            offset,
-            rank=self.rank,
-            world=self.num_replicas,
-            drop_last=self.drop_last,
-        )
 
     def identity(self) -> dict[str, Any]:
         """What decides the order, for checkpoints."""
         return {"seed": self.seed, "shuffle": self.shuffle}
 
     def state_dict(self) -> dict[str, Any]:
-        """The keys the other samplers have, `iter`, and `offset`: what all ranks were given."""
-        return {
-            "epoch": self.epoch,
-            "iter": self.iter,
-            "offset": self._offset,
-            "seed": self.seed,
-            "num_replicas": self.num_replicas,
-            "rank": self.rank,
-        }
+        """The documented keys, `iter`, and `offset`: what all ranks were given of the epoch."""
+        return _documented(self, self.epoch) | {"iter": self.iter, "offset": self._offset}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where the state was taken; at another number of ranks, at the same global place."""
@@ -409,6 +364,24 @@ class ResumableDistributedSampler(Sampler[int]):
 
 
 AnySampler = DistributedSampler | MixtureSampler | ResumableDistributedSampler
+_AnySampler = _EpochSampler | ResumableDistributedSampler
+
+
+def _documented(sampler: _AnySampler, epoch: int) -> dict[str, Any]:
+    return {
+        "epoch": epoch,
+        "seed": sampler.seed,
+        "num_replicas": sampler.num_replicas,
+        "rank": sampler.rank,
+    }
+
+
+def _part(sampler: _AnySampler, offset: int) -> tuple[int, int, int]:
+    """What is left of the epoch for the sampler's rank: (first place, stride, how many)."""
+    rank, world = sampler.rank, sampler.num_replicas
+    return rest_of_epoch(
+        sampler.order.n, offset, rank=rank, world=world, drop_last=sampler.drop_last
+    )
 
 
 def _walk(order: Order, start: int, first: int, stride: int, count: int) -> Iterator[int]:

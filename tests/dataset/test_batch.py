@@ -128,6 +128,18 @@ def test_merged_sources_keep_their_rows_masks_and_documents() -> None:
     assert batch["doc_ids"] == [[0, 0, 0], [0, 0, 0], [0, 0, 1]]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_any_batch_of_merged_sources_has_its_own_documents(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    parts = [windows("uint16", rows, 6, seed + rows, pack=True) for rows in (5, 3, 4)]
+    places = np.split(rng.permutation(12), [5, 8])
+    whole = merge(parts, places)
+    for lo, hi in ((0, 12), (0, 5), (5, 6), (6, 12)):
+        batch = whole.batch(lo, hi)
+        alone = Windows(whole.tokens[lo:hi], cuts=eos_cuts(whole.tokens[lo:hi], 65_535))
+        check_equal(batch, alone.batch(0, hi - lo))
+
+
 def test_merging_never_makes_floats_of_tokens() -> None:
     big = 2**53 + 1
     parts = [Windows(np.array([[big, 1]], np.uint64)), Windows(np.array([[big, 2]], np.int64))]

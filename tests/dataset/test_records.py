@@ -370,6 +370,23 @@ def test_responses_without_groups_are_batched_only_where_they_have_one_length() 
         dataset.take([0, 2])
 
 
+def test_a_reward_a_token_is_cut_with_its_tokens() -> None:
+    dataset = in_memory(
+        "grpo",
+        2,
+        prompts=[np.arange(5)],
+        responses=[np.arange(3)],
+        masks=[np.ones(3, bool)],
+        rewards=[np.array([0.5, 0.25, 0.125])],
+    )
+    assert as_lists(dataset[0]) == {
+        "prompts": [3, 4],
+        "responses": [0, 1],
+        "masks": [True, True],
+        "rewards": [0.5, 0.25],
+    }
+
+
 # ------------------------------------------------------------------------------- both of them
 
 

@@ -127,12 +127,21 @@ class Pairs(Squares):
         return torch.tensor([index]), index
 
 
-class Taking(Squares):
-    """Somebody's own dataset that takes batches."""
+class Taking(SampleDataset):
+    """Somebody's own dataset of Penstock's kind: it takes batches, and says no more."""
 
-    def take(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
-        at = torch.as_tensor(list(indices))
+    def __init__(self, n: int = 60) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def take(self, indices: Any) -> dict[str, torch.Tensor]:
+        at = torch.as_tensor(self.checked(indices))
         return {"input_ids": at[:, None].repeat(1, 4), "square": at**2}
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {key: value[0] for key, value in self.take([index]).items()}
 
 
 # ------------------------------------------------------------------------------------------ kinds

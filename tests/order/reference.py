@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from hashlib import blake2b
+from typing import NamedTuple
 
 MASK = (1 << 64) - 1
 BLOCK = 4096
@@ -38,7 +39,7 @@ def _hash32(x: int, key: int) -> int:
 
 
 def permuted(index: int, n: int, key: int) -> int:
-    """Where `index` goes: through a Feistel network of eight rounds over a grid that covers range(n),
+    """Where `index` goes: through a Feistel network of eight rounds over a grid of n cells or more,
     again until it lands inside; through four of them in a row up to 255 elements.
     """
     for turn in range(4 if n <= 255 else 1):
@@ -157,29 +158,36 @@ class Mixture:
         return self._blocks[stage, block]
 
 
-def batches(
-    n: int, segments: Sequence[tuple[int, int, int]], tail: str
-) -> Iterator[tuple[int, int, int]]:
-    """The batches of a run as one rank meets them: (where it starts, how many positions, step).
+class Batch(NamedTuple):
+    """Where a batch begins, how many positions it holds, its step and its segment's number."""
 
-    `segments` are (position, size, accumulation), in order. A segment is in force for a batch that
+    position: int
+    size: int
+    step: int
+    segment: int
+
+
+def batches(n: int, segments: Sequence[tuple[int, int, int]], tail: str) -> Iterator[Batch]:
+    """The batches of a run as one rank meets them, one after the other.
+
+    `segments` are (position, size, accumulation), in order. One is in force for every batch that
     would start at its position or later; the first batch starts where the first segment does.
     """
-    position, current = segments[0][0], 0
-    step, inside = 0, 0  # inside: batches of this step so far
+    position = segments[0][0]
+    step = inside = segment = 0  # inside: batches of this step so far
     while True:
         while True:
             found = max([0, *(i for i, s in enumerate(segments) if s[0] <= position)])
-            size = segments[found][1]
-            left = n - position % n
-            if not (tail == "drop" and left < size):
+            size, left = segments[found][1], n - position % n
+            if tail != "drop" or size <= left:
                 break
             position += left
-        if found != current and inside:
-            step, inside = step + 1, 0  # what was begun of a step under the old segment counts
-        current = found
-        yield position, min(size, left) if tail == "pad" else size, step
-        inside += 1
-        if inside == segments[found][2]:
+        if found != segment and inside:  # a step that was under way is over
             step, inside = step + 1, 0
-        position += min(size, left) if tail == "pad" else size
+        segment = found
+        if tail == "pad":
+            size = min(size, left)
+        yield Batch(position, size, step, segment)
+        position, inside = position + size, inside + 1
+        if inside == segments[segment][2]:
+            step, inside = step + 1, 0

@@ -24,7 +24,7 @@ def chi_square(counts: npt.ArrayLike, expected: npt.ArrayLike | None = None) -> 
     wanted = np.asarray(expected, np.float64).reshape(-1)
     freedom = len(found) - 1
     ratio = float(((found - wanted) ** 2 / wanted).sum()) / freedom
-    return (ratio ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
+    return float((ratio ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom)))
 
 
 def correlation(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:

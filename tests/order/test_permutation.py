@@ -1,4 +1,4 @@
-"""A permutation is a bijection of any size, the one of law 1, for one index or a million at once."""
+"""A permutation is a bijection of any size, the one of law 1, for one index or many at once."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ around_powers = st.builds(
 sizes = around_powers | st.integers(1, 2**64) | st.just(2**64)
 
 
-def images(n: int, key: int) -> list[int]:
-    return Permutation(n, key)(np.arange(n)).tolist()
+def is_permuted(n: int, key: int) -> bool:
+    return bool((np.bincount(Permutation(n, key)(np.arange(n)), minlength=n) == 1).all())
 
 
 @pytest.mark.parametrize("start", range(1, 300, 50))
 def test_every_size_up_to_300_is_permuted(start: int) -> None:
     for n in range(start, start + 50):
         for key in (0, 1, 2**64 - 1):
-            assert sorted(images(n, key)) == list(range(n))
+            assert is_permuted(n, key)
 
 
 @given(st.sampled_from([2**p + d for p in range(9, 17) for d in (-1, 0, 1)]), keys)
 def test_sizes_around_powers_of_two_are_permuted(n: int, key: int) -> None:
-    assert sorted(images(n, key)) == list(range(n))
+    assert is_permuted(n, key)
 
 
 @given(st.integers(300, 100_000), keys)
 def test_larger_sizes_are_permuted(n: int, key: int) -> None:
-    assert np.bincount(images(n, key), minlength=n).tolist() == [1] * n
+    assert is_permuted(n, key)
 
 
 @given(sizes, keys, st.data())
@@ -94,7 +94,7 @@ def test_the_shape_and_order_of_the_indices_do_not_matter() -> None:
     straight = shuffle(np.arange(100_003))
     some = np.random.default_rng(0).integers(0, 100_003, (40, 50))
     assert np.array_equal(shuffle(some), straight[some])
-    assert shuffle(np.int64(7)[()]).tolist() == straight[7]
+    assert shuffle(np.array(7)).tolist() == straight[7]
     assert shuffle(np.zeros((3, 0), np.int64)).shape == (3, 0)
     assert shuffle(np.arange(200, dtype=np.uint8)).tolist() == straight[:200].tolist()
 

@@ -375,3 +375,20 @@ def test_the_fingerprint_follows_the_manifest_or_the_files(tmp_path):
     raw[7] ^= 1
     file.write_bytes(raw)
     assert open_store(tmp_path / "moved").fingerprint != bare
+
+
+def test_rows_longer_than_the_fast_path_takes_and_unaligned_ones_are_exact():
+    values = np.arange(60_000, dtype=np.int32)
+    raw = bytearray(values.nbytes + 1)
+    raw[1:] = values.tobytes()
+    unaligned = np.frombuffer(raw, np.int32, offset=1)
+    assert not unaligned.flags.aligned
+    strided = np.repeat(values, 2)[::2]
+    for whole in (values, unaligned, strided):
+        store = Store()
+        store._normalize({"sequence": [whole[:20_000], whole[20_000:20_003], whole[20_003:]]})
+        for length in (1, 7, 16_384, 16_385, 30_000):
+            starts = np.array([19_999, 0, 20_001, 60_000 - length])
+            rows = store.gather(np.minimum(starts, 60_000 - length), length, "sequence")
+            expected = np.minimum(starts, 60_000 - length)[:, None] + np.arange(length)
+            assert (rows == expected).all()

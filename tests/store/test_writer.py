@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pyarrow as pa
@@ -354,6 +354,29 @@ def test_an_exception_leaves_no_store_and_an_old_one_untouched(tmp_path):
     assert tree(tmp_path) == before
 
 
+@pytest.mark.parametrize("storage", ["bin", "h5"])
+def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, storage):
+    program = f"""
+import resource, signal
+import numpy as np
+from penstock.store import ShardWriter
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, 3_000_000))  # writes beyond it fail
+try:
+    with ShardWriter({str(tmp_path)!r}, {{"sequence": "uint16"}}, storage={storage!r}) as writer:
+        for _ in range(20):
+            writer.append({{"sequence": np.zeros(100_000, np.uint16)}})
+except OSError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "File too large" in done.stdout
+    assert done.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_store_is_replaced_only_when_that_is_asked_for(tmp_path):
     write(tmp_path, token_records([4, 4]), max_tokens_per_shard=4)
     (tmp_path / "notes.txt").write_text("mine")
@@ -450,8 +473,12 @@ def test_a_part_that_is_replaced_takes_the_manifest_down_first(tmp_path):
 
 
 def test_discard_removes_the_store_and_nothing_else(tmp_path):
-    for storage in ("bin", "h5"):
-        write(tmp_path, token_records([3, 3]), max_tokens_per_shard=3, storage=storage)
+    for storage, committed in product(("bin", "h5"), (True, False)):
+        with ShardWriter(
+            tmp_path, SEQUENCE, max_tokens_per_shard=3, storage=storage, commit=committed
+        ) as writer:
+            for record in token_records([3, 3]):
+                writer.append(record, source={"file": "a"})
         (tmp_path / "__default__/notes.txt").write_text("mine")
         discard(tmp_path)
         assert sorted(tree(tmp_path)) == ["__default__/notes.txt"]

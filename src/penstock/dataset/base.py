@@ -63,10 +63,12 @@ class SampleDataset(Dataset[Sample]):
     """A map-style dataset whose primitive is `take`.
 
     `sample_bytes` is what a gathered sample takes; 0 where nothing is won by gathering several
-    batches together.
+    batches together. `group_bytes` is how much to gather at once: what stays in the cache beside
+    the batches made of it, and more where each call costs more.
     """
 
     sample_bytes = 0
+    group_bytes = 320 << 10
 
     def __len__(self) -> int:
         raise NotImplementedError

@@ -67,7 +67,6 @@ def merge(parts: Sequence[Windows], places: Sequence[npt.NDArray[np.int64]]) -> 
     dtype = np.result_type(*(p.tokens.dtype for p in parts))
     whole = Windows(
         np.empty((rows, width), dtype if dtype.kind in "iu" else np.int64),  # never a float
-        source=np.empty(rows, np.int64),
         target=parts[0].target,
     )
     if any(part.mask is not None for part in parts):

@@ -47,6 +47,7 @@ class MixtureDataset(SampleDataset):
         self._ends = np.asarray(self.cumulative_sizes[1:])
         sizes = [d.sample_bytes if isinstance(d, SampleDataset) else 0 for d in datasets]
         self.sample_bytes = max(sizes) if all(sizes) else 0
+        self.group_bytes = 1 << 20  # a call a source
 
     def __len__(self) -> int:
         return self.cumulative_sizes[-1]

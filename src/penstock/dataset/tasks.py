@@ -53,11 +53,7 @@ class BaseDataset(SampleDataset):
         """Open the store at `load_path`; its format is detected unless `storage_type` names it."""
         store = StoreFactory.create(storage_type or detect_format(load_path))
         store.load(load_path)
-        try:
-            self._check(store)
-        except Exception:
-            store.close()
-            raise
+        self._check(store)
         self._store = store
 
     def _check(self, store: Store) -> None:

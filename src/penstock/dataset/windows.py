@@ -61,6 +61,8 @@ class TokenWindows(SampleDataset):
         self.pack_sequences = pack_sequences
         self.eos_token_id = None if eos_token_id is None else operator.index(eos_token_id)
         self.sample_bytes = width * (dtype.itemsize + self._masked)
+        if pack_sequences:
+            self.group_bytes = 1 << 20  # the boundaries' dozen calls
         self._epoch = 0
 
     @property

@@ -2,18 +2,18 @@
 
 They carry no data, so nothing that was read ahead can be lost, counted or left behind.
 
-A page fault holds the GIL, and a thread that cannot have the GIL cannot read ahead: so while pages
-come from disk, a job is given out only when its pages have been asked for, and those of the jobs
-behind it with them. Where pages turn out to be in memory already, only a few samples of every 16th
-job are tried, so that a warm cache costs next to nothing; the first that has to come from disk
-brings everything back.
+Whether it is worth it, the consumer's own clock tells: a job that is gathered without help and is
+slow means that pages come from disk, and from then on every job is asked for `depth` jobs ahead. Now
+and then one is left alone as a control; when that is fast, pages are in memory and the threads
+rest. So a warm cache costs nothing, on any file system.
+
+A page fault holds the GIL, and a thread that cannot have the GIL cannot read ahead: so a job that
+was asked for is given out only when its pages have been requested.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,14 +25,9 @@ import numpy.typing as npt
 
 from penstock.dataset.base import SampleDataset
 
-if sys.platform == "linux":
-    import resource
-
-SELDOM = 16  # of this many jobs one is tried, where pages are in memory already
-PROBE = 16  # and of that one so many samples
-
-
-_Request = tuple[npt.NDArray[np.int64], threading.Event]
+# From memory a sample takes about 1 µs and 0.1 ns a byte, from the fastest disk 50 µs.
+SLOW_SAMPLE, SLOW_BYTE = 15e-6, 0.5e-9
+FIRST_CONTROL, LAST_CONTROL = 8, 512  # jobs from one control to the next: more each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +39,18 @@ class Job:
     indices: npt.NDArray[np.int64]
 
 
+class _Waiting:
+    """A job on its way, and whether its pages have been requested."""
+
+    __slots__ = ("asked", "job")
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.asked: threading.Event | None = None
+
+
 class ReadAhead:
-    """Walks jobs in order while `threads` threads advise on those up to `depth` jobs ahead.
+    """Walks jobs in order while up to `threads` threads ask for those up to `depth` jobs ahead.
 
     Leaving the `with` block ends the threads, however it is left.
     """
@@ -53,18 +58,18 @@ class ReadAhead:
     def __init__(self, dataset: SampleDataset, threads: int, depth: int) -> None:
         self._dataset = dataset
         self._depth = depth if threads else 0
-        self._queue: SimpleQueue[_Request | None] = SimpleQueue()
-        self._every = 1
+        self._count = threads
+        self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
+        self._waiting: deque[_Waiting] = deque()
+        self._threads: list[threading.Thread] = []
+        self._reading = False
+        self._helped = False  # whether the job given out last was asked for
+        self._control = FIRST_CONTROL
+        self._until_control = 0
         self._failure: Exception | None = None
         self._leaving = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"penstock-read-ahead-{i}", daemon=True)
-            for i in range(threads)
-        ]
 
     def __enter__(self) -> ReadAhead:
-        for thread in self._threads:
-            thread.start()
         return self
 
     def __exit__(
@@ -81,64 +86,64 @@ class ReadAhead:
 
     def walk(self, jobs: Iterator[Job]) -> Iterator[Job]:
         """The jobs in order; the stretch ahead grows by one a step: the first waits for nothing."""
-        waiting: deque[tuple[Job, threading.Event | None]] = deque()
         ahead = 0
-        for number, job in enumerate(jobs):
-            asked = None
-            if self._threads and number % self._every == 0:
-                asked = threading.Event()
-                few = job.indices if self._every == 1 else job.indices[:PROBE]
-                self._queue.put((few, asked))
-            waiting.append((job, asked))
-            if len(waiting) > ahead:
-                yield self._next(waiting)
+        for job in jobs:
+            self._waiting.append(_Waiting(job))
+            if self._reading:
+                self._ask(self._waiting[-1])
+            if len(self._waiting) > ahead:
+                yield self._next()
                 ahead = min(ahead + 1, self._depth)
-        while waiting:
-            yield self._next(waiting)
+        while self._waiting:
+            yield self._next()
 
-    def _next(self, waiting: deque[tuple[Job, threading.Event | None]]) -> Job:
-        job, asked = waiting.popleft()
-        if asked is not None and self._every == 1:
-            asked.wait()
+    def gathered(self, job: Job, seconds: float) -> None:
+        """Note how long the job given out last took to gather."""
+        if not self._depth or self._helped:
+            return
+        samples = len(job.indices)
+        slow = seconds > samples * (SLOW_SAMPLE + SLOW_BYTE * self._dataset.sample_bytes)
+        if slow and not self._reading:
+            self._control = FIRST_CONTROL
+        elif slow:
+            self._control = min(self._control * 2, LAST_CONTROL)
+        self._reading, self._until_control = slow, self._control
+        if slow:
+            for waiting in self._waiting:
+                if waiting.asked is None:
+                    self._ask(waiting)
+
+    def _ask(self, waiting: _Waiting) -> None:
+        self._until_control -= 1
+        if self._until_control < 0:
+            self._until_control = self._control + self._depth  # until this one has been measured
+            return
+        if not self._threads:
+            self._threads = [
+                threading.Thread(target=self._work, name=f"penstock-read-ahead-{i}", daemon=True)
+                for i in range(self._count)
+            ]
+            for thread in self._threads:
+                thread.start()
+        waiting.asked = threading.Event()
+        self._queue.put(waiting)
+
+    def _next(self) -> Job:
+        waiting = self._waiting.popleft()
+        self._helped = waiting.asked is not None
+        if waiting.asked is not None:
+            waiting.asked.wait()
         if self._failure is not None:
             raise self._failure
-        return job
+        return waiting.job
 
     def _work(self) -> None:
-        while (request := self._queue.get()) is not None:
-            indices, asked = request
+        while (waiting := self._queue.get()) is not None:
+            assert waiting.asked is not None
             try:
                 if not self._leaving:
-                    cold = self._advise(indices)
-                    self._every = 1 if cold else min(self._every * 2, SELDOM)
+                    self._dataset.advise(waiting.job.indices)
             except Exception as error:  # noqa: BLE001 - the consumer raises it in `_next`
                 self._failure = error
             finally:
-                asked.set()
-
-    def _advise(self, indices: npt.NDArray[np.int64]) -> bool:
-        """Have samples read; whether any had to be, as far as can be told.
-
-        The kernel counts what a thread has it read. Where it does not (some network file systems),
-        asking again tells: pages that are there by then are asked for in half the time.
-        """
-        global _kernel_counts  # noqa: PLW0603 - a fact about the machine, found once
-        blocks, start = _blocks_read(), time.thread_time_ns()
-        self._dataset.advise(indices)
-        once = time.thread_time_ns()
-        if _blocks_read() > blocks:
-            _kernel_counts = True
-            return True
-        if _kernel_counts:
-            return False
-        self._dataset.advise(indices)
-        return once - start > 2 * (time.thread_time_ns() - once)
-
-
-_kernel_counts = False  # whether a count of blocks has ever moved here
-
-
-def _blocks_read() -> int:
-    if sys.platform != "linux":
-        return 0
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
+                waiting.asked.set()

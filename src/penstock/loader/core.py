@@ -43,8 +43,7 @@ BatchSize = int | Sequence[tuple[int, int]]
 Workers = Literal["auto", "thread", "process"]
 
 ORDER_BLOCK = 4096  # positions whose order is computed at a time
-GROUP = 8  # batches fetched together, at most
-GROUP_BYTES = 4 << 20  # and the most their narrow samples may take
+GROUP = 16  # batches fetched together, at most
 _TOKEN_KEYS = ("chosen", "rejected", "prompts", "responses")
 
 
@@ -56,7 +55,7 @@ class StatefulDataLoader:
     `prefetch_factor` and `pin_memory` are used.
 
     Datasets with `take` (all of Penstock's) make batches in the calling thread, and `num_workers`
-    threads read ahead of it, `prefetch_factor` groups of up to 8 batches each; for any other
+    threads read ahead of it, `prefetch_factor` groups of batches each; for any other
     dataset `num_workers` are torch's worker processes. `workers` = "thread" or "process" decides
     otherwise. With `device`, tokens travel there as narrow as they are stored and widen there.
     """
@@ -185,8 +184,8 @@ class StatefulDataLoader:
         """How many batches of `rows` samples to fetch together."""
         if not self._grouped or not self.dataset.sample_bytes:
             return 1
-        sample_bytes: int = self.dataset.sample_bytes
-        return max(1, min(GROUP, GROUP_BYTES // (rows * sample_bytes)))
+        batches: int = self.dataset.group_bytes // (rows * self.dataset.sample_bytes)
+        return max(1, min(GROUP, batches))
 
     def _make_here(self, jobs: Generator[Job]) -> Generator[tuple[int, Any]]:
         threads = self.config.num_workers if self._grouped else 0
@@ -194,7 +193,9 @@ class StatefulDataLoader:
             for job in ahead.walk(jobs):
                 rows = len(job.indices) // job.batches
                 try:
+                    start = time.perf_counter()
                     gathered = self._gather(job)
+                    ahead.gathered(job, time.perf_counter() - start)
                     for k in range(job.batches):
                         position = job.position + k * rows * self.sampler.num_replicas
                         yield position, gathered.batch(k * rows, (k + 1) * rows, self._place)
@@ -277,7 +278,7 @@ class StatefulDataLoader:
         }
         if own.get("pending"):
             state["pending"] = own["pending"]
-            state["under_way"] = self.epoch in self._under_way
+            state["under_way"] = self._goes_on or self.epoch in self._under_way
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -95,8 +95,12 @@ def in_workers(
         collate_fn=_as_it_is,
         generator=torch.Generator().manual_seed(seed),
     )
-    for batch in loader:
-        yield sent.popleft(), batch
+    try:
+        for batch in loader:
+            yield sent.popleft(), batch
+    except BaseException as error:  # noqa: BLE001 - raised again, without
+        # torch's frames: a traceback through them keeps its iterator, and so the processes, alive
+        raise error.with_traceback(None) from error.__cause__
 
 
 class _Once:

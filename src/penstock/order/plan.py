@@ -99,18 +99,21 @@ class Plan:
         A segment is in force from the end of the batch under way at its position on, even where
         its own first batch has no room before the next epoch: `settle` decides that.
         """
-        done: list[Segment] = []
+        kept: list[Segment] = []
         for segment in segments:
-            while done and done[-1].position >= segment.position:
+            while kept and kept[-1].position >= segment.position:
+                kept.pop()
+            kept.append(segment)
+        done = [replace(s, position=self.settle(s.position, s.size), step=0) for s in kept[:1]]
+        for segment in kept[1:]:
+            last = done[-1]
+            batches = self._batches(last, segment.position)
+            at = self._end(last, batches)
+            if at < segment.position:  # which lies in a tail that is dropped
+                at = self._skip(last, batches)
+            if at == last.position:  # which has not a single batch
                 done.pop()
-            at, step = self.settle(segment.position, segment.size), 0
-            if done:
-                last = done[-1]
-                batches = self._batches(last, segment.position)
-                at = self._end(last, batches)
-                if at < segment.position:  # which lies in a tail that is dropped
-                    at = self._skip(last, batches)
-                step = last.step - (-batches // last.accumulation)
+            step = last.step - (-batches // last.accumulation)
             done.append(replace(segment, position=at, step=step))
         return tuple(done)
 

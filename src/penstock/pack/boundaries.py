@@ -53,6 +53,7 @@ class Documents:
     numbers: I32  # of each document in its row
     first: list[int]  # of each row its first document, and the number of documents
     ignored: I64  # labels across a cut, over the labels of all rows, flat
+    first_ignored: list[int]  # of each row the first of those, and their number
 
     @classmethod
     def of(cls, cuts: I64, rows: int, width: int) -> Documents:
@@ -74,6 +75,7 @@ class Documents:
             numbers=(np.arange(len(starts)) - first[starts // inputs]).astype(np.int32),
             first=[*first.tolist(), len(starts)],
             ignored=ignored,
+            first_ignored=[*ignored.searchsorted(row_starts).tolist(), len(ignored)],
         )
 
     def batch(self, lo: int, hi: int) -> Boundaries:
@@ -86,7 +88,7 @@ class Documents:
         position_ids = starts.repeat(lengths)
         ramp = _ramp(size) if size <= _KEPT else np.arange(size, dtype=np.int32)
         np.subtract(ramp, position_ids, out=position_ids)
-        left, right = self.ignored.searchsorted((offset, offset + size))
+        left, right = self.first_ignored[lo], self.first_ignored[hi]
         return Boundaries(
             doc_ids=self.numbers[a:b].repeat(lengths).reshape(-1, self.inputs),
             position_ids=position_ids.reshape(-1, self.inputs),

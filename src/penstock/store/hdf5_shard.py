@@ -10,7 +10,7 @@ import numpy as np
 from penstock.store.hdf5 import ATTRIBUTE, OFFSETS
 from penstock.store.manifest import Shard
 from penstock.store.schema import Schema
-from penstock.store.spool import Spool, file_digest, sync_file
+from penstock.store.spool import SOURCE_SUFFIX, Spool, file_digest, sync_file
 
 _BLOCK = 1 << 22  # values copied at a time
 
@@ -21,7 +21,7 @@ def finish_hdf5(spool: Spool, domain: str, schema: Schema) -> tuple[list[Path], 
     path = spool.folder.with_name(f"{spool.folder.name}.h5")
     made, checksums = [path], {}
     if spool.has_source:
-        source = path.with_suffix(".source.parquet")
+        source = path.with_suffix(SOURCE_SUFFIX)
         checksums[source.name] = spool.write_source(source)
         made.append(source)
     with h5py.File(path, "w", libver="earliest") as file:

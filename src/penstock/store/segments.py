@@ -247,6 +247,8 @@ class Column:
             kept = self._slots[index]
             if kept is not None:
                 return kept
+            if self._opener is _closed:  # by another thread, meanwhile
+                return found
             self._keep(index, found)
             if self._pooled:
                 POOL.admit(self, index)

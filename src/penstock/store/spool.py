@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _BUFFER = 1 << 20
 SOURCE = "source.parquet"
+SOURCE_SUFFIX = ".source.parquet"  # beside an HDF5 shard
 
 
 class Spool:
@@ -66,6 +68,12 @@ class Spool:
         """Close the files; whatever is in the folder stays."""
         for file in self._files.values():
             file.close()
+
+    def abandon(self) -> None:
+        """Close the files of a shard that will not be; a full disk is no matter any more."""
+        for file in self._files.values():
+            with suppress(OSError):
+                file.close()
 
     def finish(self, path: str) -> Shard:
         """Complete the folder as the .bin shard `path` and sync it to disk."""

@@ -2,8 +2,8 @@
 
 Over one array that is `as_strided`. Rows from a thousand mapped files have no array in common but
 one: the address space. A view of all of it is indexed by the rows' addresses, and numpy copies
-the rows without a Python slice for each (128 rows of 2,049 tokens over 1,000 files: 61 µs, where
-slices take 145 and one file takes 52). Nothing but the rows is ever read, so all that has to hold
+the rows without a Python slice for each (128 rows of 2,049 tokens over 1,000 files: 85 µs, where
+slices take 145 and one file takes 55). Nothing but the rows is ever read, so all that has to hold
 is what `Column._gather_mapped` sees to: each row lies in a mapping that it keeps alive.
 """
 

@@ -34,7 +34,7 @@ from penstock.store.manifest import (
 )
 from penstock.store.paths import HDF5, natural, read_json, scan, sync_directory, write_synced
 from penstock.store.schema import parse_dtype
-from penstock.store.spool import file_digest
+from penstock.store.spool import SOURCE_SUFFIX, file_digest
 
 _PREFIX = ".tmp-"
 ALONE = "one writer"
@@ -140,14 +140,9 @@ def commit(
     """
     out = Path(out_dir)
     shards = [_complete(out, shard) for shard in read_shards(out)]
-    files = list(scan(out, lambda name: name.lower().endswith(HDF5)))
-    if files:
-        from penstock.store.hdf5 import read_shard  # noqa: PLC0415 - h5py is for HDF5 stores only
-
-        found = [(path, read_shard(out, path)) for path in files]
-        shards += [
-            replace(shard, checksum=file_digest(path)) for path, shard in found if shard is not None
-        ]
+    shards += [
+        replace(shard, checksum=file_digest(out / shard.path)) for shard in _hdf5_shards(out)
+    ]
     shards.sort(key=lambda shard: natural(shard.path))
     table = tabulate(out, shards)
     workspace = Workspace(out)
@@ -183,16 +178,28 @@ def discard(out_dir: str | Path) -> None:
     sync_directory(out)
     (out / MANIFEST).unlink(missing_ok=True)
     sync_directory(out)
-    folders = {
-        meta.parent for meta in scan(out, lambda n: n == META) if is_penstock(read_json(meta))
-    }
-    targets = folders | {out / name for name in listed if (out / name).exists()}
+    metas = scan(out, lambda name: name == META)
+    targets = {meta.parent for meta in metas if is_penstock(read_json(meta))}
+    targets |= {out / shard.path for shard in _hdf5_shards(out)}
+    targets |= {out / name for name in listed if (out / name).exists()}
     for target in sorted(targets):
+        if target.is_file():
+            _remove(target.with_suffix(SOURCE_SUFFIX))
         _remove(target)
         with suppress(OSError):
             target.parent.rmdir()  # a domain with nothing left in it
     sync_directory(out)
     (out / INCOMPLETE).unlink()
+
+
+def _hdf5_shards(out: Path) -> list[Shard]:
+    """Penstock's HDF5 files below a folder."""
+    files = list(scan(out, lambda name: name.lower().endswith(HDF5)))
+    if not files:
+        return []
+    from penstock.store.hdf5 import read_shard  # noqa: PLC0415 - h5py is for HDF5 stores only
+
+    return [shard for shard in (read_shard(out, path) for path in files) if shard is not None]
 
 
 def _remove(target: Path) -> None:

@@ -76,17 +76,9 @@ class ShardWriter:
                 f"vocab_size is {vocab_size}, but the metadata says "
                 f"{self._metadata['vocab_size']}: which is it?"
             )
-        if max_tokens_per_shard < 1:
-            raise ConfigError(f"max_tokens_per_shard is {max_tokens_per_shard}; 1 is the least.")
-        if storage not in STORAGES:
-            raise ConfigError(f'storage is {storage!r}, where "bin" or "h5" was expected.')
         if prefix is None:
             prefix = "shard" if storage == "bin" else "data"
-        for what, name in (("domain", domain), ("prefix", prefix)):
-            if not safe_name(name) or "/" in name:
-                raise ConfigError(
-                    f"{what} {name!r} cannot be a name: use letters, digits, _ and -."
-                )
+        _check_settings(storage, domain, prefix, max_tokens_per_shard)
         self.out = Path(out_dir)
         if (self.out / MANIFEST).exists() and not overwrite:
             raise ConfigError(
@@ -201,7 +193,7 @@ class ShardWriter:
         """Drop everything that was not put in place yet."""
         self._closed = True
         if self._spool is not None:
-            self._spool.close()
+            self._spool.abandon()
             self._spool = None
         self._workspace.close()
 
@@ -315,6 +307,16 @@ class ShardWriter:
                 f"Record {self.records} has the keys {', '.join(record)}, where "
                 f"{', '.join(self.schema.keys)} were expected."
             )
+
+
+def _check_settings(storage: str, domain: str, prefix: str, most: int) -> None:
+    if most < 1:
+        raise ConfigError(f"max_tokens_per_shard is {most}; 1 is the least.")
+    if storage not in STORAGES:
+        raise ConfigError(f'storage is {storage!r}, where "bin" or "h5" was expected.')
+    for what, name in (("domain", domain), ("prefix", prefix)):
+        if not safe_name(name) or "/" in name:
+            raise ConfigError(f"{what} {name!r} cannot be a name: use letters, digits, _ and -.")
 
 
 def _edges(schema: Schema, offsets: Mapping[str, I64]) -> I64:
