@@ -211,26 +211,38 @@ def measure(contenders: dict[str, tuple[Batches, int]], turns: int) -> dict[str,
 
 
 def busy(root: Path, turns: int) -> tuple[float, float]:
-    """Seconds a batch costs by itself, and seconds a computing main thread loses by it."""
+    """Seconds a batch made by hand, in process, takes from a computing main thread; and a loader's.
+
+    Both are differences of two long times, so they are taken in short pairs, side by side.
+    """
 
     def compute() -> int:
         return sum(i * i for i in range(20_000))
 
-    batches = ours(windows(root / "one"), workers=4)
-    take(batches, 200)
-    costs, losses = [], []
-    for _ in range(turns):
+    def seconds(batches: Batches | None) -> float:
         start = time.perf_counter()
-        for _ in range(200):
+        for _ in range(20):
+            if batches is not None:
+                next(batches)
             compute()
-        alone = time.perf_counter() - start
-        start = time.perf_counter()
-        for _ in range(200):
-            next(batches)
-            compute()
-        losses.append((time.perf_counter() - start - alone) / 200)
-        costs.append(B * T / take(batches, 200))
-    return statistics.median(costs), statistics.median(losses)
+        return time.perf_counter() - start
+
+    def lost(batches: Batches) -> float:
+        return (seconds(batches) - seconds(None)) / 20
+
+    pair = by_hand(root), ours(windows(root / "one"), workers=4)
+    for batches in pair:
+        take(batches, 200)
+    losses = [[lost(batches) for batches in pair] for _ in range(10 * turns)]
+    by_itself, loader = (statistics.median(each) for each in zip(*losses, strict=True))
+    return by_itself, loader
+
+
+def by_hand(root: Path) -> Batches:
+    """`take` in a plain loop: nothing read ahead, no threads, no state."""
+    dataset, rng = windows(root / "one"), np.random.default_rng(1)
+    while True:
+        yield dataset.take(rng.integers(0, len(dataset), B))
 
 
 def cold(root: Path, workers: int) -> float:
@@ -304,7 +316,7 @@ def main() -> None:
         ("masks, from EOS / datatrove", ratio("masks, from EOS", "datatrove, positions"), 8.0),
         ("1,000 shards / windows", ratio("1,000 shards", "windows"), 0.5),
         ("mixture of ten / windows", ratio("mixture of ten", "windows"), 0.5),
-        ("busy: a batch's own cost / what the trainer loses", cost / max(loss, 1e-9), 1.0),
+        ("busy: loss by take() in process / by the loader", cost / max(loss, 1e-9), 1.0),
         ("cold: reading ahead / without", ahead / without, 3.0),
     ]
     report(rates, asked, tokens)

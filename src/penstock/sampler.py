@@ -35,7 +35,6 @@ from penstock.order.weights import TOTAL
 CHUNK = 4096
 FIRST_CHUNK = 16  # each of a mixture's places may need a block of its own, where ranks are many
 
-
 Order = EpochOrder | MixtureOrder  # what a loader reads from a sampler: position to sample
 
 
@@ -168,7 +167,7 @@ class MixtureSampler(_EpochSampler):
     Counts are exact at every multiple of 4,096 samples, and shuffled in between. An epoch is as
     many samples as there are. Its draws go on where the last epoch's ended, so a sample comes again
     only when its dataset has been used up. A dataset without samples gives none, whatever its
-    weight. Without `shuffle`, each block of 4,096 takes the datasets in turn.
+    weight. Without `shuffle`, each dataset's samples come in their order, evenly spread.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import accumulate, islice
 from typing import Literal
 
@@ -85,7 +86,7 @@ class Simulation:
         return self.position // self.run.n
 
     def resize(self, schedule: Schedule, accumulation: int) -> None:
-        """Go on with other sizes; it counts once a batch is delivered, or an epoch left, by them."""
+        """Go on with other sizes, in force once a batch is delivered or an epoch left by them."""
         self.schedule, self.accumulation = schedule, accumulation
         before = self.position
         self._settle()
@@ -186,11 +187,16 @@ def _source_order(run: Run, source: int, epoch: int) -> list[int]:
 
 
 def _block(run: Run, weights: Sequence[int], start: int, number: int) -> list[int]:
-    """The source of each place of a stage's block: quotas from the tree, shuffled by hashed keys."""
+    """The source of each place of a stage's block: quotas from the tree, shuffled by hashed keys.
+
+    Without shuffle they are spread: the k-th of q comes (2k + 1) / 2q of the way.
+    """
     before, after = split(number * BLOCK, weights), split((number + 1) * BLOCK, weights)
-    sources = [k for k, (a, b) in enumerate(zip(before, after, strict=True)) for _ in range(b - a)]
+    quota = [b - a for a, b in zip(before, after, strict=True)]
+    sources = [k for k, q in enumerate(quota) for _ in range(q)]
     if not run.shuffle:
-        return sources
+        way = [Fraction(2 * i + 1, 2 * q) for q in quota for i in range(q)]
+        return [sources[place] for place in sorted(range(BLOCK), key=way.__getitem__)]
     positions = np.arange(BLOCK) + start + number * BLOCK
     keys = subkeys(key_of("mixture", run.seed), positions).tolist()
     places = sorted(range(BLOCK), key=lambda place: (keys[place] >> 12, place))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -335,10 +336,16 @@ def threads_of_ours() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("penstock")]
 
 
-def children(pid: int | None = None) -> list[int]:
+def children() -> list[int]:
+    """Processes below this one, but for the tracker that Python starts once and keeps."""
     import psutil
 
-    return [child.pid for child in psutil.Process(pid or os.getpid()).children(recursive=True)]
+    found = []
+    for child in psutil.Process(os.getpid()).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if not any("resource_tracker" in word for word in child.cmdline()):
+                found.append(child.pid)
+    return found
 
 
 def shared_memory() -> set[str]:

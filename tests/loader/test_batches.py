@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ def test_no_two_tensors_of_any_two_batches_share_memory(
         for storage in (tensor.untyped_storage() for tensor in batch)
     )
     assert len(spans) > 10
-    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     assert all(tensor.is_contiguous() for batch in kept for tensor in batch)
 
 

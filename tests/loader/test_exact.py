@@ -1,4 +1,4 @@
-"""Stop anywhere, go on with other ranks, threads, processes: the batches are the uninterrupted ones.
+"""Stop anywhere, go on with other ranks, threads, processes: the batches stay the same ones.
 
 Every batch of every rank is compared, bit for bit, with `reference.Simulation`, which walks the run
 from its first batch on and knows nothing of ranks, workers or states.
@@ -7,6 +7,7 @@ from its first batch on and knows nothing of ranks, workers or states.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,7 @@ def test_worker_processes_and_threads_take_turns_in_one_run(
 
 
 def test_orders_of_many_blocks_and_stages_that_end_inside_them(tmp_path: Path) -> None:
-    """More positions than an order block has (4,096), so that blocks, groups and stages interleave."""
+    """More positions than an order block has, so that blocks, groups and stages interleave."""
     sizes = (5000, 3100, 700)
     sources = [
         MemoryMappedDataset(write_npy(tmp_path / str(i), [n * 3 + 1], seed=i), 3)
@@ -256,7 +257,7 @@ def test_the_simulation_itself_keeps_the_flat_order() -> None:
     delivered: list[tuple[int, int, int]] = []
     for size in (8, 8, 12, 12, 5, 5, 20, 7):
         simulation.resize(((0, size),), 1)
-        for batch in (next(simulation), next(simulation)):
-            delivered.append((batch.epoch, batch.position, batch.position + size))
-    for (epoch, _, end), (after, start, _) in zip(delivered, delivered[1:], strict=False):
+        both = next(simulation), next(simulation)
+        delivered += [(each.epoch, each.position, each.position + size) for each in both]
+    for (epoch, _, end), (after, start, _) in pairwise(delivered):
         assert start == end or (after == epoch + 1 and start == after * 50 and start - end < 20)

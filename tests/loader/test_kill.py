@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from tests.loader.support import Endless, no_children_after, write_store
+from tests.loader.support import Endless, write_store
 from tests.loader.training import GLOBAL_BATCH, make, rows
 
 ROOT = Path(__file__).parents[2]
@@ -57,14 +56,11 @@ def start(
     ranks: list[list[str]] = [[]]
     if world == 2 and luck.random() < 0.7:
         ranks = [["0"], ["1"]]
-    return [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.loader.training", toml, str(folder)]
-            + [str(batches), str(world), str(threads), *rank],
-            cwd=ROOT,
-        )
-        for rank in ranks
-    ]
+    if (folder / "state.json").exists():
+        shutil.copy(folder / "state.json", folder / "begin.json")
+    settings = [toml, str(folder), str(batches), str(world), str(threads)]
+    command = [sys.executable, "-m", "tests.loader.training", *settings]
+    return [subprocess.Popen([*command, *rank], cwd=ROOT) for rank in ranks]
 
 
 def size(folder: Path) -> int:
@@ -84,7 +80,7 @@ def kill_sometime(
             time.sleep(0.005)
         time.sleep(luck.uniform(0, 0.15))
     for process in processes:
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()  # SIGKILL; nothing where it has finished
     for process in processes:
         process.wait()
 
@@ -104,18 +100,17 @@ def survive(toml: str, folder: Path, *, kills: int, batches: int, seed: int) -> 
             if not line.endswith("]]"):
                 continue  # empty, or cut short by a kill
             number, rank, world, digests = json.loads(line)
-            assert digests == expected[number][rank::world], (
-                f"batch {number}, rank {rank} of {world}"
-            )
+            where = f"batch {number}, rank {rank} of {world}, seed {seed}"
+            assert digests == expected[number][rank::world], where
             seen |= {(number, place) for place in range(rank, GLOBAL_BATCH, world)}
-    assert len(seen) == batches * GLOBAL_BATCH
+    assert len(seen) == batches * GLOBAL_BATCH, f"seed {seed}"
+    assert json.loads((folder / "begin.json").read_text())["position"] > 0
 
 
 def test_a_run_killed_four_times_and_resumed_on_other_ranks_delivers_the_same(
     toml: str, tmp_path: Path
 ) -> None:
     survive(toml, tmp_path / "out", kills=4, batches=300, seed=int(time.time()))
-    assert no_children_after(list)
 
 
 @pytest.mark.long

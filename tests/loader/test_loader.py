@@ -159,9 +159,9 @@ def test_that_holds_for_mixtures_and_for_sizes_that_come_later() -> None:
     dataset = MixtureDataset([Taking(5), Taking(4)], ["a", "b"])
     sampler = MixtureSampler(dataset.cumulative_sizes, [1, 1], 1, 0)
     for size in (10, [(0, 5), (3, 10)]):
-        with pytest.raises(ConfigError, match="has 9 samples, .* takes 10"):
+        with pytest.raises(ConfigError, match=r"has 9 samples, .* takes 10"):
             StatefulDataLoader(dataset, size, sampler, IN_PROCESS)
-    with pytest.raises(ConfigError, match="has 9 samples, .* takes 10"):
+    with pytest.raises(ConfigError, match=r"has 9 samples, .* takes 10"):
         StatefulDataLoader(Taking(9), [(0, 5), (3, 10)], config=IN_PROCESS)
 
 
@@ -511,7 +511,6 @@ def test_positions_are_delivered_once_each_whatever_the_tail(kinds: dict[str, Ki
         )
         at = [loader.position]
         for _ in range(3):
-            for _ in loader:
-                at.append(loader.position)
+            at += [loader.position for _ in loader]
         assert all(b - a == 4 or b % 30 == 0 for a, b in pairwise(at))
         assert at[-1] == 90

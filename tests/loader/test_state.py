@@ -17,8 +17,9 @@ from tests.loader.reference import Run, take
 from tests.loader.support import (
     EOS,
     IN_PROCESS,
-    Squares,
     Pairs,
+    Squares,
+    Taking,
     through_json,
     weights_of,
     write_npy,
@@ -481,7 +482,7 @@ def _with(**values: Any) -> Callable[[dict[str, Any]], Any]:
 HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "nothing": lambda _: {},
     "none": lambda _: None,
-    "a list": lambda state: list(state),
+    "a list": list,
     "no position, epoch a word": lambda _: {"epoch": "one", "batches_yielded": 0},
     "no position, no batches": lambda _: {"epoch": 0},
     "no position, sampler a list": lambda _: {"epoch": 0, "batches_yielded": 0, "sampler": []},

@@ -2,8 +2,9 @@
 
     python -m tests.loader.training RUN.json FOLDER STEPS WORLD THREADS [RANK]
 
-Without RANK one process stands for all ranks, by as many loaders. It goes on from FOLDER/begin.json.
-The state is written after each step, by rank 0, as a trainer should: to another name, then renamed.
+Without RANK one process stands for all ranks, by as many loaders. It goes on from
+FOLDER/begin.json. After each step rank 0 writes the state, as a trainer should: to another name,
+then renamed.
 """
 
 from __future__ import annotations

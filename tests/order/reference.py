@@ -149,6 +149,11 @@ class Mixture:
                 # keys of 52 bits; where two are equal, the earlier place comes first
                 hashed = [subkey(key, at + place) >> 12 for place in range(BLOCK)]
                 sources = [sources[i] for i in sorted(range(BLOCK), key=hashed.__getitem__)]
+            else:
+                # spread evenly: the k-th of q samples of a source (2k + 1) / 2q of the way
+                quota = [a - b for b, a in zip(before, after, strict=True)]
+                way = [Fraction(2 * k + 1, 2 * q) for q in quota for k in range(q)]
+                sources = [sources[i] for i in sorted(range(BLOCK), key=way.__getitem__)]
             given = self._before(stage, block)
             ordinals = []
             for source in sources:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -219,13 +218,27 @@ def test_a_seed_is_its_value_whatever_its_type() -> None:
     assert order(7) == order(np.int64(7)) == order(np.uint8(7))  # type: ignore[arg-type]
 
 
-def test_without_shuffle_each_block_takes_the_sources_in_turn_and_each_in_its_own_order() -> None:
+def test_without_shuffle_each_source_comes_in_its_own_order_evenly_spread() -> None:
     order = MixtureOrder([5000, 2000], ["a", "b"], seed=0, stages=[Stage.of([3, 1])], shuffle=False)
-    found = order.indices(np.arange(2 * 4096)).tolist()
-    assert found[:3072] == list(range(3072))
-    assert found[3072:4096] == list(range(5000, 6024))
-    assert found[4096 : 4096 + 3072] == [i % 5000 for i in range(3072, 6144)]
-    assert found[4096 + 3072 :] == [5000 + i % 2000 for i in range(1024, 2048)]
+    assert order.indices(np.arange(8)).tolist() == [0, 1, 5000, 2, 3, 4, 5001, 5]
+    source, ordinal = order.draws(np.arange(3 * 4096))
+    indices = order.indices(np.arange(3 * 4096))
+    for each, first, size in [(0, 0, 5000), (1, 5000, 2000)]:
+        assert ordinal[source == each].tolist() == list(range(int((source == each).sum())))
+        assert np.array_equal(indices[source == each], first + ordinal[source == each] % size)
+
+
+@given(mixtures())
+@settings(max_examples=25)
+def test_without_shuffle_every_stretch_has_its_shares(order: MixtureOrder) -> None:
+    """Small epochs, too, meet every source: after any position within one sample a source or so."""
+    still = MixtureOrder(
+        order.sizes.tolist(), order.names, seed=0, stages=order.stages[:1], shuffle=False
+    )
+    source, _ = still.draws(np.arange(8192))
+    given = np.cumsum(source[:, None] == np.arange(len(order.sizes)), axis=0)
+    share = np.arange(1, 8193)[:, None] * np.array(order.stages[0].weights) / 2**32
+    assert (abs(given - share) < 3 + len(order.sizes) / 2).all()
 
 
 # ------------------------------------------------------------------------------- stages
@@ -347,9 +360,9 @@ def test_only_a_few_blocks_are_kept() -> None:
     assert len(order._blocks) <= 8
 
 
-def test_order_of_names_in_pairs_is_kept_by_the_reference() -> None:
-    """The reference itself: what it says of an order that can be counted by hand."""
-    slow = reference.Mixture([2, 3], ["a", "b"], 0, [(0, (2**31, 2**31)), (10, (2**32, 0))], False)
-    assert [slow.draw(p)[:2] for p in (0, 9, 10, 11)] == [(0, 0), (0, 9), (0, 10), (0, 11)]
-    assert slow.counts(4096 + 10) == [4096 + 10, 0]
-    assert all(a < b for a, b in pairwise(slow.draw(p)[1] for p in range(50)))
+def test_the_reference_says_what_can_be_counted_by_hand() -> None:
+    slow = reference.Mixture([2, 3], ["a", "b"], 0, [(0, (2**31, 2**31)), (9, (2**32, 0))], False)
+    assert [slow.draw(p)[:2] for p in range(4)] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert [slow.draw(p)[:2] for p in (7, 8, 9, 10)] == [(1, 3), (0, 4), (0, 5), (0, 6)]
+    assert slow.draw(10) == (0, 6, 0)
+    assert slow.counts(4096 + 9) == [4096 + 5, 4]

@@ -97,7 +97,8 @@ def test_a_thousand_sources(smallest: float) -> None:
 
 
 def test_what_the_smallest_need_is_paid_by_the_largest_in_turn() -> None:
-    assert quantise([1, 1, 1e-300, 1e-300, 1e-300]) == (2**31 - 2, 2**31 - 1, 1, 1, 1)
+    assert quantise([1, 1, *[1e-300] * 3]) == (2**31 - 2, 2**31 - 1, 1, 1, 1)
+    assert quantise([1, 1, *[1e-300] * 7]) == (2**31 - 4, 2**31 - 3, *[1] * 7)
     assert quantise([1e-300, 0, 1]) == (1, 0, TOTAL - 1)
 
 

@@ -195,30 +195,37 @@ def test_a_mapped_shard_is_found_without_the_lock(many):
 
 
 def test_a_gather_keeps_what_it_reads_mapped_while_another_thread_evicts(many, monkeypatch):
-    """Evict at the worst moment: between finding the addresses and copying the rows."""
+    """Evict at the worst moment: between finding the rows and copying them."""
     path, tokens = many
     store = open_store(path)
     starts = np.arange(0, 200, 11)
     store.gather(starts, 6, "sequence")
-    real = segments.Column._view
+    real = segments.Column._pieces
 
-    def evict_first(column, flat, length):
+    def evict_after(column, starts, length):
+        pieces = real(column, starts, length)
         mapping.POOL.evict(len(mapping.POOL))
-        return real(column, flat, length)
+        return pieces
 
-    monkeypatch.setattr(segments.Column, "_view", evict_first)
+    monkeypatch.setattr(segments.Column, "_pieces", evict_after)
     rows = store.gather(starts, 6, "sequence")
     assert rows.tolist() == [tokens[start : start + 6].tolist() for start in starts.tolist()]
 
 
-def test_a_change_while_addresses_are_read_is_noticed(many):
+def test_rows_are_expected_at_random_in_shards_open_already_and_in_those_opened_later(
+    many, monkeypatch
+):
     path, tokens = many
     store = open_store(path)
     column = store.contents.columns["sequence"]
-    starts = np.arange(0, 200, 11)
-    column._version += 1  # as if another thread were in the middle of a change, for ever
-    rows = store.gather(starts, 6, "sequence")
-    assert rows.tolist() == [tokens[start : start + 6].tolist() for start in starts.tolist()]
+    column.segment(0)
+    told = []
+    monkeypatch.setattr(segments, "expect_random", lambda at, size: told.append((at, size)))
+    store.expect_random("sequence")
+    column.segment(1)
+    slots = [column._slots[shard] for shard in (0, 1)]
+    assert told == [(slot.__array_interface__["data"][0], slot.nbytes) for slot in slots]
+    assert store.read(0, len(tokens), "sequence").tolist() == tokens.tolist()
 
 
 # ---------------------------------------------------------------------------- reading ahead

@@ -88,6 +88,9 @@ class SampleDataset(Dataset[Sample]):
         """What a sample looks like, in words; in a mixture, whoever says so says the same."""
         return ""
 
+    def expect_random(self) -> None:
+        """Be told that samples will be read in no order."""
+
     def identity(self) -> dict[str, Any]:
         """What decides the content of each sample, for checkpoints: small and JSON-able."""
         return {"data": type(self).__name__, "samples": len(self)}

@@ -88,6 +88,12 @@ class MixtureDataset(SampleDataset):
         layouts = (d.layout() for d in self.datasets if isinstance(d, SampleDataset))
         return next(filter(None, layouts), "")
 
+    def expect_random(self) -> None:
+        """Tell the datasets that can act on it."""
+        for dataset in self.datasets:
+            if isinstance(dataset, SampleDataset):
+                dataset.expect_random()
+
     def __getitem__(self, index: int) -> Sample:
         return self.__getitems__([index])[0]
 

@@ -169,6 +169,7 @@ class SEQDataset(BaseDataset):
     """Next-token prediction: `input_ids`, and `target_ids` one token on."""
 
     required_keys = ("sequence",)
+    _wanted: ClassVar[tuple[str, ...]] = ("sequence",)
 
     def _check(self, store: Store) -> None:
         super()._check(store)
@@ -189,7 +190,18 @@ class SEQDataset(BaseDataset):
 
     def advise(self, indices: npt.NDArray[np.int64]) -> None:
         """Have the windows' pages read ahead."""
-        self.loaded.advise(self._begins(indices), self.window_size + 1, "sequence")
+        begins = self._begins(indices)
+        for key in self._read:
+            self.loaded.advise(begins, self.window_size + 1, key)
+
+    def expect_random(self) -> None:
+        """Have pages read by themselves from now on."""
+        self.loaded.expect_random(*self._read)
+
+    @property
+    def _read(self) -> list[str]:
+        """The keys that a window needs, of those the store has."""
+        return [key for key in self._wanted if key in self.keys]
 
     def __getitem__(self, index: int) -> Sample:
         return self.__getitems__([index])[0]
@@ -213,6 +225,8 @@ class SFTDataset(SEQDataset):
     Without a stored `loss_mask` everything is trained; without stored `position_ids` they count
     from each record's start (from the window's, where the store has no records).
     """
+
+    _wanted = ("sequence", "loss_mask", "position_ids")
 
     def _check(self, store: Store) -> None:
         super()._check(store)

@@ -99,6 +99,10 @@ class TokenWindows(SampleDataset):
         if self._masked:
             self.store.advise(starts, self.width, MASK)
 
+    def expect_random(self) -> None:
+        """Have pages read by themselves from now on."""
+        self.store.expect_random(*([TOKENS, MASK] if self._masked else [TOKENS]))
+
     def __getitem__(self, index: int) -> Sample:
         return self.__getitems__([index])[0]
 

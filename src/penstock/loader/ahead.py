@@ -3,8 +3,8 @@
 They carry no data, so nothing that was read ahead can be lost, counted or left behind.
 
 Whether it is worth it, the consumer's own clock tells: a job that is gathered without help and is
-slow means that pages come from disk, and from then on every job is asked for `depth` jobs ahead. Now
-and then one is left alone as a control; when that is fast, pages are in memory and the threads
+slow means that pages come from disk, and from then on every job is asked for `depth` jobs ahead.
+Now and then one is left alone as a control; when that is fast, pages are in memory and the threads
 rest. So a warm cache costs nothing, on any file system.
 
 A page fault holds the GIL, and a thread that cannot have the GIL cannot read ahead: so a job that

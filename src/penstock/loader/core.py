@@ -87,6 +87,8 @@ class StatefulDataLoader:
         self._in_process = _in_process(workers, dataset, self.config.num_workers, collate_fn)
         own = isinstance(dataset, SampleDataset) and collate_fn is None
         self._grouped = own and self._in_process
+        if own and self.sampler.shuffle:
+            dataset.expect_random()
         self._stages: tuple[Stage, ...] = tuple(stages)
         self._phases = [stage.start_step for stage in stages if stage.start_step]
         self._fingerprint = fingerprint

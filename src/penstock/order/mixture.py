@@ -9,9 +9,9 @@
 Weights become integers once (`quantise`). How many samples each source has given after u positions
 of a stage is integer arithmetic down a balanced tree (`Tree`), so it is exact at 10^13 as at 10. In
 between, blocks of 4,096 positions counted from the stage's start take their quotas from the tree at
-their two ends and shuffle the sources by hashed keys. Sample j of a source is its epoch j // n,
-place j % n of that epoch's permutation, whatever stage asks for it: a stage may end anywhere, and
-nothing is skipped or repeated there.
+their two ends and shuffle the sources by hashed keys (unshuffled, they spread each evenly). Sample
+j of a source is its epoch j // n, place j % n of that epoch's permutation, whatever stage asks for
+it: a stage may end anywhere, and nothing is skipped or repeated there.
 """
 
 from __future__ import annotations
@@ -226,14 +226,18 @@ class MixtureOrder:
         before, after = self._trees[stage].split(ends)
         quota = after - before
         source = np.repeat(np.arange(len(quota)), quota)
+        first = np.cumsum(quota) - quota  # where each source's group begins
         place = np.arange(BLOCK, dtype=np.uint64)
         if self.shuffle:
             # ties are broken by place: the low bits of each key are its place
             at = place + np.uint64(self.stages[stage].position + block * BLOCK)
             keys = subkeys(self._mixture_key, at) & ~_PLACE | place
             source = source[(np.sort(keys) & _PLACE).astype(np.intp)]
+        else:
+            # the k-th of q comes (2k + 1) / 2q of the way; 40 bits tell any two such apart
+            number = 2 * (np.arange(BLOCK) - first[source]) + 1
+            source = source[np.argsort((number << 40) // (2 * quota[source]), kind="stable")]
         grouped = np.sort((source.astype(np.uint64) << _PLACE_BITS) | place)
-        first = np.cumsum(quota) - quota  # where each source's group begins
         base = self._base[stage] + before - first
         ordinal = np.empty(BLOCK, np.int64)
         ordinal[(grouped & _PLACE).astype(np.intp)] = np.repeat(base, quota) + np.arange(BLOCK)

@@ -252,6 +252,11 @@ class Store:
             advice.will_need(begin, end)
             del kept  # the addresses were valid until here
 
+    def expect_random(self, *keys: str) -> None:
+        """Rows of these keys will be read in no order: read pages one by one, not in stretches."""
+        for key in keys:
+            self._column(key).expect_random()
+
     # ------------------------------------------------------------------ records
 
     @overload

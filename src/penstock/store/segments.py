@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError, OutOfBounds
+from penstock.store.advice import expect_random
 from penstock.store.mapping import POOL
-from penstock.store.windows import LONGEST, ORIGIN, SUPPORTED, memory_windows, windows
 
 Array = npt.NDArray[Any]
 I64 = npt.NDArray[np.int64]
@@ -116,16 +116,13 @@ class Column:
         self.bounds = bounds
         self.shards = len(bounds) - 1
         self.total = int(bounds[-1])
-        self._places = np.zeros(self.shards, np.int64)  # of mapped shards in all memory; else 0
         self._slots: list[Segment | None] = [None] * self.shards
         self._touched = np.zeros(self.shards, np.bool_)
         self._opener = opener
         self._pooled = pooled
-        self._version = 0  # odd while a slot is being changed, and another number after
-        self._aligned = SUPPORTED
-        self._shortest = int(np.diff(bounds).min()) if self.shards else 0
+        self._random = False
         self._flat: Array | None = None
-        self._windows: tuple[Array | None, int, Array] | None = None
+        self._windows: tuple[Array, int, Array] | None = None
 
     @classmethod
     def of(cls, arrays: Sequence[Array], *, flat: Array | None = None) -> Column:
@@ -173,12 +170,8 @@ class Column:
         if out is not None:
             self._check_out(out, (len(index), length))
         flat = self._contiguous()
-        rows = None
         if flat is not None:
-            rows = self._view(flat, length)[index]
-        elif self._aligned and len(index) and 0 < length <= LONGEST:
-            rows = self._gather_mapped(index, length)
-        if rows is not None:
+            rows: Array = self._view(flat, length)[index]
             if out is None:
                 return rows
             np.copyto(out, rows)
@@ -214,11 +207,20 @@ class Column:
         if not len(index) or not length:
             return np.empty(0, np.int64), np.empty(0, np.int64), []
         _, shard, begin, end = spread(self.bounds, index, length)
-        kept = [self.segment(s) for s in np.unique(shard).tolist()]
-        place, size = self._places[shard], self.dtype.itemsize
-        mapped = place != 0
-        begin, end = (place + begin) * size + ORIGIN, (place + end) * size + ORIGIN
-        return (begin, end, kept) if mapped.all() else (begin[mapped], end[mapped], kept)
+        opened, which = np.unique(shard, return_inverse=True)
+        kept = [self.segment(s) for s in opened.tolist()]
+        address = np.array([self._address(segment) for segment in kept], np.int64)[which]
+        mapped, size = address != 0, self.dtype.itemsize
+        begin, end = address + begin * size, address + end * size
+        return begin[mapped], end[mapped], kept
+
+    def expect_random(self) -> None:
+        """From now on rows are read in no order: the system should not read around them."""
+        with POOL.lock:
+            self._random = True
+            for segment in self._slots:
+                if segment is not None:
+                    self._advise_random(segment)
 
     def close(self) -> None:
         """Let go of every shard; reading after this says that the store is closed."""
@@ -238,7 +240,7 @@ class Column:
     def drop(self, index: int) -> None:
         """Let go of one shard; it is opened again when it is read again."""
         self._flat = self._windows = None
-        self._set(index, None, 0)
+        self._slots[index] = None
 
     def _open(self, index: int) -> Segment:
         assert self._opener is not None
@@ -255,19 +257,20 @@ class Column:
         return found
 
     def _keep(self, index: int, segment: Segment) -> None:
-        place = 0
-        if isinstance(segment, np.ndarray) and segment.dtype == self.dtype and segment.size:
-            assert segment.flags.c_contiguous
-            assert segment.shape == (self.bounds[index + 1] - self.bounds[index],)
-            place, rest = divmod(segment.__array_interface__["data"][0] - ORIGIN, segment.itemsize)
-            self._aligned = self._aligned and not rest
-        self._set(index, segment, place)
-
-    def _set(self, index: int, segment: Segment | None, place: int) -> None:
-        self._version += 1
         self._slots[index] = segment
-        self._places[index] = place
-        self._version += 1
+        if self._random:
+            self._advise_random(segment)
+
+    def _address(self, segment: Segment) -> int:
+        """Where a mapped shard lies in memory; 0 for what is not an array of this dtype."""
+        if not isinstance(segment, np.ndarray) or segment.dtype != self.dtype or not segment.size:
+            return 0
+        address: int = segment.__array_interface__["data"][0]
+        return address
+
+    def _advise_random(self, segment: Segment) -> None:
+        if self._pooled and self._address(segment) and isinstance(segment, np.ndarray):
+            expect_random(self._address(segment), segment.nbytes)
 
     def _contiguous(self) -> Array | None:
         """All values as one array, where they lie so."""
@@ -278,41 +281,16 @@ class Column:
             self._flat = only
         return self._flat
 
-    def _view(self, flat: Array | None, length: int) -> Array:
-        """All windows of that length over one array, or over all memory; the last one is kept."""
+    def _view(self, flat: Array, length: int) -> Array:
+        """Row s of this (total - length + 1, length) view is flat[s : s + length]; no copy."""
         cached = self._windows
         if cached is not None and cached[0] is flat and cached[1] == length:
             return cached[2]
-        view = memory_windows(self.dtype, length) if flat is None else windows(flat, length)
+        shape = max(len(flat) - length + 1, 0), length
+        strides = flat.itemsize, flat.itemsize
+        view = np.lib.stride_tricks.as_strided(flat, shape, strides, writeable=False)
         self._windows = (flat, length, view)
         return view
-
-    def _gather_mapped(self, starts: I64, length: int) -> Array | None:
-        """Rows by their addresses, or None where they do not lie in mapped shards."""
-        following = self.bounds.searchsorted(starts, "right")
-        shard = following - 1
-        last = self.bounds[following] - length  # the last row that ends in the same shard
-        offset = np.minimum(starts, last) - self.bounds[shard]
-        if length > self._shortest and int(offset.min()) < 0:
-            return None
-        names = shard.tolist()
-        for _ in range(2):
-            version, slots = self._version, self._slots
-            kept = [slots[name] for name in names]  # what is held here cannot be unmapped
-            place = self._places[shard]
-            if version == self._version and version % 2 == 0 and place.all():
-                break  # places and slots are of one moment
-            for name in dict.fromkeys(names):
-                self.segment(name)
-        else:
-            return None
-        self._touched[shard] = True
-        rows: Array = self._view(None, length)[place + offset]
-        del kept
-        for row in (starts > last).nonzero()[0].tolist():
-            begin = int(starts[row])
-            rows[row] = self.read(begin, begin + length)
-        return rows
 
     def _pieces(self, starts: I64, length: int) -> list[Array]:
         _, shard, begin, end = spread(self.bounds, starts, length)
