@@ -256,6 +256,34 @@ def cold(root: Path, workers: int) -> float:
     return rate
 
 
+BILLION = 10**9
+
+
+def constant_start(root: Path) -> tuple[float, float]:
+    """Seconds to a first batch, and to one after a resume, at 10^9 samples of an open dataset."""
+    folder = root / "billion"
+    folder.mkdir(exist_ok=True)
+    with (folder / "zeros.bin").open("wb") as file:
+        file.truncate(BILLION * 4)  # not a block of it is written
+    dataset = MemoryMappedDataset(folder, 2, "*.bin", dtype="uint16")
+    assert len(dataset) == BILLION
+    times = []
+    state: dict[str, Any] = {}
+    for _ in range(20):
+        start = time.perf_counter()
+        loader = StatefulDataLoader(dataset, B, DistributedSampler(dataset, seed=1))
+        next(iter(loader))
+        first = time.perf_counter()
+        state = state or loader.state_dict() | {"position": BILLION // 2}
+        built = time.perf_counter()
+        loader = StatefulDataLoader(dataset, B, DistributedSampler(dataset, seed=1))
+        loader.load_state_dict(state)
+        next(iter(loader))
+        times.append((first - start, time.perf_counter() - built))
+    first, again = zip(*times, strict=True)
+    return statistics.median(first), statistics.median(again)
+
+
 # --- report
 
 
@@ -300,6 +328,8 @@ def main() -> None:
     colds = [(cold(root, 0), cold(root, 4)) for _ in range(max(turns // 3, 1))]
     without, ahead = (statistics.median(each) for each in zip(*colds, strict=True))
 
+    first, again = constant_start(root)
+
     def ratio(a: str, b: str) -> float:
         return median[a] / median[b]
 
@@ -318,6 +348,8 @@ def main() -> None:
         ("mixture of ten / windows", ratio("mixture of ten", "windows"), 0.5),
         ("busy: loss by take() in process / by the loader", cost / max(loss, 1e-9), 1.0),
         ("cold: reading ahead / without", ahead / without, 3.0),
+        ("10 ms / first batch at 10^9 samples", 0.01 / first, 1.0),
+        ("10 ms / resume at 10^9 samples", 0.01 / again, 1.0),
     ]
     report(rates, asked, tokens)
     if options.json:

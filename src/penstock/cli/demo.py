@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -77,9 +78,10 @@ def demo(root: Path) -> None:
     for each in ranks:
         each.send_signal(signal.SIGKILL)
         each.wait()
-    state = json.loads((log / "state.json").read_text())
-    size = (log / "state.json").stat().st_size
-    click.echo(f"   the state is {size} bytes of JSON and says: position {state['position']}")
+    state = checkpoint(log)
+    _replace(log / "begin.json", json.dumps(state))
+    size, position = len(json.dumps(state)), state["position"]
+    click.echo(f"   the state is {size} bytes of JSON and says: position {position}")
 
     click.echo("\n3. resumed from that state on one rank")
     rows = finish(start(log, root, 0, 1, fresh=False), log)
@@ -157,9 +159,8 @@ def train(log: str, config: str, rank: str, world: str) -> None:
     loader = build_dataloader(
         config, batch_size=BATCH // w, seq_len=SEQ_LEN, seed=SEED, rank=r, world_size=w
     )
-    saved = folder / "state.json"
-    if saved.exists():
-        loader.load_state_dict(json.loads(saved.read_text()))
+    if (begin := folder / "begin.json").exists():
+        loader.load_state_dict(json.loads(begin.read_text()))
     began, counted = loader.position, [0, 0]
     with (folder / f"rank{r}of{w}.log").open("a") as lines:
         while loader.step < STEPS:
@@ -171,13 +172,18 @@ def train(log: str, config: str, rank: str, world: str) -> None:
                 for k in batch["dataset_idx"].tolist():
                     counted[k] += 1
                 lines.flush()
-                if r == 0:
-                    _replace(saved, json.dumps(loader.state_dict()))
+                _replace(folder / f"state{r}.json", json.dumps(loader.state_dict()))
                 if loader.step >= STEPS:
                     break
     plan = dict(zip(("code", "prose"), planned(loader, began), strict=True))
     done = dict(zip(("code", "prose"), counted, strict=True))
     _replace(folder / "counts.json", json.dumps([plan, done]))
+
+
+def checkpoint(log: Path) -> dict[str, Any]:
+    """The state that all ranks have reached: no trainer keeps them in step, so the least one."""
+    states = [json.loads(file.read_text()) for file in sorted(log.glob("state*.json"))]
+    return min(states, key=lambda state: state["position"])
 
 
 def planned(loader: object, began: int) -> list[int]:

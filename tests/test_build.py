@@ -1,0 +1,243 @@
+"""From a `[data]` table to batches: which path is taken, and that what was planned is delivered."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.loader.support import EOS, write_npy, write_pairs, write_store
+
+from penstock import (
+    ConfigError,
+    DataConfig,
+    DatasetSource,
+    MemoryMappedDataset,
+    MissingData,
+    MixtureDataset,
+    StatefulDataLoader,
+    TrainingPhase,
+    WindowDataset,
+    build_dataloader,
+)
+from penstock.store import ShardWriter
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def build(config: Any, **options: Any) -> StatefulDataLoader:
+    return build_dataloader(config, **{"batch_size": 4, "seq_len": 8, **options})
+
+
+def tokens_of(name: str, folder: Path, *, vocabulary: int = 60_000, **config: Any) -> Path:
+    """The files of a tokenizer that say what its end-of-text token and its vocabulary are."""
+    folder.mkdir()
+    table = {"<eos>": EOS, "last": vocabulary - 1}
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"model": {"type": "BPE", "vocab": table}, "added_tokens": []})
+    )
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>", **config}))
+    return folder
+
+
+# ------------------------------------------------------------------------------------ the paths
+
+
+def test_batches_are_dicts_of_int64_in_batch_size_by_seq_len(tmp_path: Path) -> None:
+    for path in (write_npy(tmp_path / "npy", [500]), write_store(tmp_path / "store", 60)):
+        batch = next(iter(build(DataConfig(str(path)))))
+        assert set(batch) == {"input_ids", "labels"}
+        assert all(value.shape == (4, 8) for value in batch.values())
+        assert all(value.dtype == torch.int64 for value in batch.values())
+
+
+def test_a_folder_of_files_and_a_store_take_their_own_datasets(tmp_path: Path) -> None:
+    files = build(DataConfig(str(write_npy(tmp_path / "npy", [500]))))
+    assert isinstance(files.dataset, MemoryMappedDataset)
+    assert files.dataset.seq_len == 9  # windows of seq_len + 1, as the training script cuts them
+    store = build(DataConfig(str(write_store(tmp_path / "store", 60)), file_pattern="*.nothing"))
+    assert isinstance(store.dataset, WindowDataset)  # file_pattern is unused here
+
+
+@pytest.mark.parametrize("storage", ["bin", "h5"])
+def test_stores_of_both_formats_give_the_same_batches(tmp_path: Path, storage: Any) -> None:
+    rng = np.random.default_rng(0)
+    with ShardWriter(tmp_path / "s", {"sequence": "uint16"}, storage=storage) as writer:
+        for _ in range(40):
+            writer.append({"sequence": rng.integers(0, 999, 11)})
+    rows = [batch["labels"].tolist() for batch in build(DataConfig(str(tmp_path / "s")))]
+    with ShardWriter(tmp_path / "t", {"sequence": "uint16"}) as writer:
+        rng = np.random.default_rng(0)
+        for _ in range(40):
+            writer.append({"sequence": rng.integers(0, 999, 11)})
+    assert rows == [batch["labels"].tolist() for batch in build(DataConfig(str(tmp_path / "t")))]
+
+
+def test_packed_batches_carry_all_that_varlen_attention_needs(tmp_path: Path) -> None:
+    tokenizer = tokens_of("t", tmp_path / "tok")
+    config = DataConfig(
+        str(write_npy(tmp_path / "npy", [500])), tokenizer_path=str(tokenizer), pack_sequences=True
+    )
+    batch = next(iter(build(config)))
+    assert {"doc_ids", "position_ids", "cu_seqlens", "max_seqlen"} < set(batch)
+    assert int(batch["cu_seqlens"][-1]) == 4 * 8
+    after_eos = batch["input_ids"] == EOS
+    assert (batch["labels"][after_eos] == -100).all()
+
+
+def test_pack_sequences_without_anything_that_names_eos_says_what_to_set(tmp_path: Path) -> None:
+    config = DataConfig(str(write_npy(tmp_path / "npy", [500])), pack_sequences=True)
+    with pytest.raises(ConfigError, match="set tokenizer_path"):
+        build(config)
+
+
+def test_a_raw_bin_takes_its_dtype_from_the_config_else_the_vocabulary_else_says_how(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    ids = np.arange(500) % 300
+    ids.astype("uint32").tofile(folder / "a.bin")
+    config = DataConfig(str(folder), file_pattern="*.bin")
+    with pytest.raises(ConfigError, match="dtype"):
+        build(config)
+    small = tokens_of("small", tmp_path / "small", vocabulary=300)
+    large = tokens_of("large", tmp_path / "large", vocabulary=100_000)
+    stated = DataConfig(str(folder), file_pattern="*.bin", token_dtype="uint32")
+    by_vocabulary = DataConfig(str(folder), file_pattern="*.bin", tokenizer_path=str(large))
+    for each in (stated, by_vocabulary):
+        loader = build(each)
+        assert loader.dataset.store.total("sequence") == 500
+        assert next(iter(loader))["input_ids"].max() < 300
+    narrow = DataConfig(str(folder), file_pattern="*.bin", tokenizer_path=str(small))
+    assert build(narrow).dataset.store.total("sequence") == 1000  # uint16, as the words say
+
+
+def test_a_toml_file_does_as_a_config_does(tmp_path: Path) -> None:
+    path = write_npy(tmp_path / "npy", [500])
+    toml = tmp_path / "run.toml"
+    toml.write_text(f'[data]\ndataset_path = "{path}"\n[train]\nsteps = 3\n')
+    rows = [batch["labels"].tolist() for batch in build(toml)]
+    assert rows == [batch["labels"].tolist() for batch in build(DataConfig(str(path)))]
+
+
+@pytest.mark.parametrize("config", [{"hf_streaming": False}, {"hf_streaming": True}])
+def test_datasets_of_the_hub_are_refused_in_words_for_now(config: dict[str, bool]) -> None:
+    with pytest.raises(ConfigError, match="Hub are not read by this release"):
+        build(DataConfig(hf_dataset_name="allenai/c4", **config))
+    with pytest.raises(ConfigError, match="Hub are not mixed by this release"):
+        build(DataConfig(datasets=[DatasetSource(hf_name="allenai/c4")]))
+
+
+def test_what_is_missing_or_cannot_be_trained_on_is_said(tmp_path: Path) -> None:
+    with pytest.raises(MissingData, match="nowhere"):
+        build(DataConfig(str(tmp_path / "nowhere")))
+    with pytest.raises(ConfigError, match="no sample of 8 inputs"):
+        build(DataConfig(str(write_npy(tmp_path / "short", [8]))))
+    with pytest.raises(ValueError, match="DatasetFactory"):
+        build(DataConfig(str(write_pairs(tmp_path / "pairs", 9))))
+    with pytest.raises(ConfigError, match="seq_len must be at least 1"):
+        build(DataConfig(str(write_npy(tmp_path / "npy", [80]))), seq_len=0)
+    with pytest.raises(ConfigError, match="split is"):
+        build(DataConfig(str(tmp_path / "npy")), split="test")
+
+
+def test_sources_made_with_different_tokenizers_do_not_mix(tmp_path: Path) -> None:
+    for name in "abc":
+        meta = {"tokenizer": "x" if name != "c" else "y"}
+        with ShardWriter(tmp_path / name, {"sequence": "uint16"}, metadata=meta) as writer:
+            writer.append({"sequence": np.arange(200)})
+    sources = [DatasetSource(str(tmp_path / name)) for name in "abc"]
+    build(DataConfig(datasets=sources[:2]))
+    with pytest.raises(ConfigError, match="'a' and 'c' were made with different tokenizers"):
+        build(DataConfig(datasets=sources))
+
+
+# ----------------------------------------------------------------------------------------- ranks
+
+
+def test_ranks_come_from_arguments_else_the_environment_else_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = DataConfig(str(write_npy(tmp_path / "npy", [500])))
+    assert build(config).sampler.num_replicas == 1
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    sampler = build(config).sampler
+    assert (sampler.rank, sampler.num_replicas) == (2, 3)
+    sampler = build(config, rank=0, world_size=1).sampler
+    assert (sampler.rank, sampler.num_replicas) == (0, 1)
+    monkeypatch.setenv("RANK", "two")
+    with pytest.raises(ConfigError, match="RANK='two'"):
+        build(config)
+
+
+# ---------------------------------------------------------------------------------------- honest
+
+
+def three_sources(root: Path, **changed: Any) -> DataConfig:
+    lengths = {"web": [3000], "code": [900, 501], "prose": [700]}
+    for seed, (name, files) in enumerate(lengths.items()):
+        write_npy(root / name, files, seed=seed)
+    names = list(lengths)
+    return DataConfig(
+        datasets=[
+            DatasetSource(str(root / n), w) for n, w in zip(names, (5, 2, 1e-3), strict=True)
+        ],
+        phases=[TrainingPhase(17, {"web": 0.5}), TrainingPhase(50, {"web": 0, "prose": 3})],
+        **changed,
+    )
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_three_epochs_of_a_mixture_deliver_exactly_the_counts_that_were_planned(
+    tmp_path: Path, world: int
+) -> None:
+    config = three_sources(tmp_path)
+    ranks = [
+        build(config, batch_size=12 // world, rank=rank, world_size=world, seed=3)
+        for rank in range(world)
+    ]
+    order, names = ranks[0].sampler.order, ranks[0].dataset.dataset_names
+    assert [stage.position for stage in order.stages] == [0, 17 * 12, 50 * 12]
+    delivered: Counter[str] = Counter()
+    for epoch in range(3):
+        before = dict(delivered)
+        planned = order.counts(ranks[0].position), None
+        for batches in zip(*ranks, strict=True):
+            for batch in batches:
+                delivered.update(names[k] for k in batch["dataset_idx"].tolist())
+        counts = order.counts(ranks[0].position)
+        gained = {name: delivered[name] - before.get(name, 0) for name in names}
+        assert gained == dict(zip(names, (counts - planned[0]).tolist(), strict=True)), epoch
+        stats = ranks[0].stats()["samples_by_source"]
+        assert stats == {name: delivered[name] for name in names}
+    assert sum(delivered.values()) == ranks[0].position >= 3 * len(ranks[0].dataset)
+
+
+def test_no_sample_comes_twice_before_its_source_is_used_up(tmp_path: Path) -> None:
+    loader = build(three_sources(tmp_path), batch_size=8)
+    dataset = loader.dataset
+    assert isinstance(dataset, MixtureDataset)
+    order = loader.sampler.order
+    drawn = order.indices(np.arange(3 * len(dataset)))
+    for lo, hi in zip(dataset.cumulative_sizes, dataset.cumulative_sizes[1:], strict=False):
+        own = drawn[(lo <= drawn) & (drawn < hi)]
+        for start in range(0, len(own), hi - lo):
+            stretch = own[start : start + hi - lo]
+            assert len(set(stretch.tolist())) == len(stretch)
+
+
+def test_weights_of_tokens_become_weights_of_samples(tmp_path: Path) -> None:
+    """With samples of one length for every source the two are the same."""
+    by_samples = build(three_sources(tmp_path / "a")).sampler.stages
+    by_tokens = build(three_sources(tmp_path / "b", weights_count="tokens")).sampler.stages
+    assert by_samples == by_tokens
