@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
@@ -98,6 +99,12 @@ def in_workers(
     try:
         for batch in loader:
             yield sent.popleft(), batch
+    except (ConnectionError, EOFError) as error:
+        # A worker that dies while it hands over a batch is first noticed by its connection; the
+        # signal with which torch says who died, and of what, comes a moment later.
+        if "DataLoader worker" not in str(error):
+            time.sleep(1)
+        raise error.with_traceback(None) from error.__cause__
     except BaseException as error:  # noqa: BLE001 - raised again, without
         # torch's frames: a traceback through them keeps its iterator, and so the processes, alive
         raise error.with_traceback(None) from error.__cause__
