@@ -218,6 +218,10 @@ def test_the_state_after_an_error_goes_on_at_the_batch_that_failed() -> None:
     assert got + [batch["square"].tolist() for batch in loader] == whole[len(got) :] or got == []
 
 
+# torch raises from a signal handler, which may be in the middle of connecting to the dead worker.
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
+)
 def test_a_worker_process_that_dies_is_an_error_and_not_a_hang() -> None:
     class Deadly(Squares):
         def __getitem__(self, index: int) -> Any:
