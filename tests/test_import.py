@@ -23,7 +23,8 @@ PUBLIC = """
     MixtureDataset MixtureOrder MixtureSampler MmapStore ORDER_VERSION OutOfBounds PenstockError
     Permutation Plan ResumableDistributedSampler SEQDataset SFTDataset ShardWriter Stage
     StateMismatch StatefulDataLoader Store StoreFactory TrainingPhase WindowDataset __version__
-    build_dataloader detect_format dpo_collate_fn grpo_collate_fn load_config open_store verify
+    build_dataloader detect_format dpo_collate_fn grpo_collate_fn load_config open_store
+    pack_rows verify
 """.split()  # noqa: SIM905 - forty lines of one name each read no better
 
 

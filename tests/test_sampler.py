@@ -592,6 +592,26 @@ def test_setting_the_epoch_goes_to_its_start_unless_it_is_the_one_under_way() ->
 # ------------------------------------------------------------------------------- rank, world
 
 
+@pytest.mark.parametrize("wrong", [2.0, "2", 1.5])
+def test_ranks_epochs_and_skips_are_whole_numbers(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="num_replicas is a whole number, not"):
+        DistributedSampler(range(9), wrong, 0)
+    with pytest.raises(ConfigError, match="rank is a whole number, not"):
+        DistributedSampler(range(9), 3, wrong)
+    sampler = DistributedSampler(range(9), 3, 0)
+    with pytest.raises(ConfigError, match="an epoch is a whole number, not"):
+        sampler.set_epoch(wrong)
+    with pytest.raises(ConfigError, match="a skip is a whole number, not"):
+        sampler.set_skip(wrong)
+
+
+def test_stages_that_are_none_are_no_state_of_a_mixture() -> None:
+    sampler = MixtureSampler([0, 3, 9], [1, 1], 1, 0)
+    for stages in ("x", [[0]], [[0, 5, None]]):
+        with pytest.raises(StateMismatch, match="no state of a MixtureSampler: its stages are"):
+            sampler.load_state_dict({"epoch": 0, "stages": stages})
+
+
 def test_rank_and_world_come_from_arguments_then_the_environment_then_are_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
     from penstock.loader import StatefulDataLoader
     from penstock.order import ORDER_VERSION, MixtureOrder, Permutation, Plan, Stage
+    from penstock.pack import pack_rows
     from penstock.sampler import DistributedSampler, MixtureSampler, ResumableDistributedSampler
     from penstock.store import (
         H5Store,
@@ -99,6 +100,7 @@ __all__ = [
     "grpo_collate_fn",
     "load_config",
     "open_store",
+    "pack_rows",
     "verify",
 ]
 
@@ -112,6 +114,7 @@ _ROOMS = {
     " StateMismatch",
     "loader": "StatefulDataLoader",
     "order": "MixtureOrder ORDER_VERSION Permutation Plan Stage",
+    "pack": "pack_rows",
     "sampler": "DistributedSampler MixtureSampler ResumableDistributedSampler",
     "store": "H5Store MmapStore ShardWriter Store StoreFactory detect_format open_store verify",
 }

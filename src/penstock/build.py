@@ -18,7 +18,7 @@ from penstock.dataset import MemoryMappedDataset, MixtureDataset, WindowDataset
 from penstock.dataset.windows import TokenWindows
 from penstock.errors import ConfigError
 from penstock.loader import StatefulDataLoader
-from penstock.loader.core import BatchSize, batch_schedule, run_plan
+from penstock.loader.setup import BatchSize, batch_schedule, run_plan
 from penstock.order import Stage, quantise
 from penstock.sampler import DistributedSampler, MixtureSampler, rank_and_world
 from penstock.store import detect_format, open_store

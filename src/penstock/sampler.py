@@ -51,13 +51,21 @@ def rank_and_world(rank: int | None = None, world: int | None = None) -> tuple[i
         rank = dist.get_rank() if joined else _environment("RANK", 0)
     if world is None:
         world = dist.get_world_size() if joined else _environment("WORLD_SIZE", 1)
+    rank, world = (_whole(each, name) for each, name in ((rank, "rank"), (world, "num_replicas")))
     if world < 1 or not 0 <= rank < world:
         raise ConfigError(f"rank must lie in [0, {world}), the number of replicas, and is {rank}")
     return rank, world
 
 
+def _whole(value: Any, name: str) -> int:
+    try:
+        return index(value)
+    except TypeError:
+        raise ConfigError(f"{name} is a whole number, not {value!r}") from None
+
+
 def _epoch(epoch: int) -> int:
-    if epoch < 0:
+    if _whole(epoch, "an epoch") < 0:
         raise ConfigError(f"epochs are counted from 0, and {epoch} is none")
     return index(epoch)
 
@@ -104,7 +112,7 @@ class _EpochSampler(Sampler[int]):
 
     def set_skip(self, skip: int) -> None:
         """Leave out this rank's first `skip` samples, in the next `__iter__` only."""
-        if skip < 0:
+        if _whole(skip, "a skip") < 0:
             raise ConfigError(f"set_skip takes a number of samples >= 0, not {skip}")
         self._skip = index(skip)
 
@@ -255,7 +263,13 @@ class MixtureSampler(_EpochSampler):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `epoch` and, where the state has them, the stages."""
         if state.get("stages"):
-            stages = [Stage(at, tuple(weights), step) for at, weights, step in state["stages"]]
+            try:
+                stages = [Stage(at, tuple(weights), step) for at, weights, step in state["stages"]]
+            except (TypeError, ValueError) as error:
+                raise StateMismatch(
+                    f"this is no state of a MixtureSampler: its stages are {state['stages']!r}, "
+                    "where [[position, weights, step], ...] was expected"
+                ) from error
             if len(stages[0].weights) != len(self._sizes):
                 raise StateMismatch(
                     f"the state's mixture has {len(stages[0].weights)} datasets, "

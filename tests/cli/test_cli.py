@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 import pytest
 from click.testing import CliRunner
@@ -57,6 +59,13 @@ def test_an_error_of_ours_is_one_line_on_stderr_and_exit_code_2(
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr == "Error: a.bin has 7 bytes, not a multiple of 2\n"
+
+
+def test_a_path_that_cannot_be_used_is_one_line_too(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(main, ["demo", "--dir", str(tmp_path / "file" / "below")])
+    assert result.exit_code == 2
+    assert result.stderr == f"Error: {tmp_path}/file/below: Not a directory\n"
 
 
 def test_an_error_that_is_not_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

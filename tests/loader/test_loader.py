@@ -123,6 +123,13 @@ def test_a_sampler_over_other_data_is_refused_with_both_lengths() -> None:
         StatefulDataLoader(Taking(30), 4, sampler, IN_PROCESS)
 
 
+def test_a_mixture_sampler_over_other_datasets_of_the_same_total_is_refused() -> None:
+    dataset = MixtureDataset([Taking(10), Taking(10)], ["a", "b"])
+    sampler = MixtureSampler([0, 5, 20], [1, 1], 1, 0)
+    with pytest.raises(ConfigError, match=r"end at \[0, 5, 20\] and this mixture's at \[0, 10, 20"):
+        StatefulDataLoader(dataset, 4, sampler, IN_PROCESS)
+
+
 def test_an_iterable_dataset_is_refused_in_words() -> None:
     class Stream(IterableDataset[int]):
         def __iter__(self) -> Any:
@@ -204,9 +211,12 @@ def test_batch_sizes_may_be_numpy_integers() -> None:
     assert len(StatefulDataLoader(Taking(30), schedule, sampler, IN_PROCESS)) == 7  # type: ignore[arg-type]
 
 
-def test_accumulation_below_one_and_unknown_workers_are_refused() -> None:
-    with pytest.raises(ConfigError, match="accumulation"):
-        StatefulDataLoader(Taking(30), 4, config=IN_PROCESS, accumulation=0)
+def test_accumulation_that_is_no_number_of_batches_unknown_workers_and_tails_are_refused() -> None:
+    for accumulation in (0, 1.5, True):
+        with pytest.raises(ConfigError, match="accumulation is a whole number >= 1"):
+            StatefulDataLoader(Taking(30), 4, config=IN_PROCESS, accumulation=accumulation)
+    with pytest.raises(ConfigError, match="tail is 'drop' or 'pad', not 'keep'"):
+        StatefulDataLoader(Taking(30), 4, config=IN_PROCESS, tail="keep")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="'auto', 'thread' or 'process', not 'fast'"):
         StatefulDataLoader(Taking(30), 4, config=IN_PROCESS, workers="fast")  # type: ignore[arg-type]
 
@@ -434,7 +444,7 @@ def test_stats_by_source_are_of_all_ranks_since_the_state_was_loaded() -> None:
     sizes, names = dataset.cumulative_sizes, ["a", "b"]
 
     def make(rank: int) -> StatefulDataLoader:
-        sampler = MixtureSampler(sizes, [3, 1], 2, rank, names=names)
+        sampler = MixtureSampler(sizes, [3, 1], 2, rank)  # the dataset knows the names
         return StatefulDataLoader(dataset, 4, sampler, IN_PROCESS)
 
     ranks = [make(0), make(1)]

@@ -43,10 +43,18 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except PenstockError as error:
-            click.echo("Error: " + " ".join(str(error).splitlines()), err=True)
-            ctx.exit(2)
+            _complain(ctx, str(error))
+        except OSError as error:
+            if error.filename is None or error.strerror is None:
+                raise  # of a network or a pipe, not of a path that was given
+            _complain(ctx, f"{error.filename}: {error.strerror}")
         except KeyboardInterrupt:
             ctx.exit(130)  # 128 + SIGINT, as a shell reports it
+
+
+def _complain(ctx: click.Context, message: str) -> None:
+    click.echo("Error: " + " ".join(message.splitlines()), err=True)
+    ctx.exit(2)
 
 
 def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:

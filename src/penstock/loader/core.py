@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Generator, Iterator, Mapping, Sequence, Sized
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import pairwise
-from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -16,10 +14,20 @@ import torch
 from penstock.config import DataConfig
 from penstock.dataset.base import Gathered, Place, Sample, SampleDataset, to_place
 from penstock.dataset.batch import IGNORED
-from penstock.dataset.mixture import identity_of, takes_batches
+from penstock.dataset.mixture import MixtureDataset, identity_of
 from penstock.errors import ConfigError, StateMismatch
 from penstock.loader.ahead import Job, ReadAhead
 from penstock.loader.fetch import Collate, Fetch, Fetched, in_workers, name_sample
+from penstock.loader.setup import (
+    BatchSize,
+    Workers,
+    batch_schedule,
+    checked_sampler,
+    in_process,
+    place_of,
+    run_plan,
+    whole_number,
+)
 from penstock.loader.state import (
     VERSION,
     Address,
@@ -31,16 +39,8 @@ from penstock.loader.state import (
 )
 from penstock.order import ORDER_VERSION, Plan, Segment, Stage, share
 from penstock.order.hashing import key_of
-from penstock.order.plan import Tail, too_small
-from penstock.sampler import (
-    AnySampler,
-    DistributedSampler,
-    MixtureSampler,
-    ResumableDistributedSampler,
-)
-
-BatchSize = int | Sequence[tuple[int, int]]
-Workers = Literal["auto", "thread", "process"]
+from penstock.order.plan import Tail
+from penstock.sampler import AnySampler, MixtureSampler
 
 ORDER_BLOCK = 4096  # positions whose order is computed at a time
 GROUP = 16  # batches fetched together, at most
@@ -78,13 +78,15 @@ class StatefulDataLoader:
     ) -> None:
         self.config = config or DataConfig()
         self.dataset = dataset
-        self.sampler = _checked_sampler(sampler, dataset)
+        self.sampler = checked_sampler(sampler, dataset)
         self._schedule = batch_schedule(batch_size)
-        self._accumulation = accumulation
+        self._accumulation = whole_number(accumulation, "accumulation")
+        if tail not in ("drop", "pad"):
+            raise ConfigError(f"tail is 'drop' or 'pad', not {tail!r}")
         self._tail: Tail = "endless" if isinstance(self.sampler, MixtureSampler) else tail
-        self._place, self._pin = _place(device, self.config.pin_memory)
+        self._place, self._pin = place_of(device, self.config.pin_memory)
         self._fetch = Fetch(dataset, collate_fn)
-        self._in_process = _in_process(workers, dataset, self.config.num_workers, collate_fn)
+        self._in_process = in_process(workers, dataset, self.config.num_workers, collate_fn)
         own = isinstance(dataset, SampleDataset) and collate_fn is None
         self._grouped = own and self._in_process
         if own and self.sampler.shuffle:
@@ -381,7 +383,9 @@ class StatefulDataLoader:
         if isinstance(self.sampler, MixtureSampler):
             order = self.sampler.order
             given = order.counts(self._position) - order.counts(self._began)
-            stats["samples_by_source"] = dict(zip(order.names, given.tolist(), strict=True))
+            named = isinstance(self.dataset, MixtureDataset)
+            names = self.dataset.dataset_names if named else order.names
+            stats["samples_by_source"] = dict(zip(names, given.tolist(), strict=True))
         return stats
 
     def _reset_stats(self) -> None:
@@ -390,111 +394,6 @@ class StatefulDataLoader:
         self._last = None
         self._batches = self._tokens = 0
         self._waited = 0.0
-
-
-def run_plan(
-    n: int,
-    schedule: Sequence[tuple[int, int]],
-    *,
-    world: int,
-    accumulation: int,
-    tail: Tail,
-    lived: Sequence[Segment] = (),
-    position: int = 0,
-) -> Plan:
-    """A run's segments: those already lived, the one from `position` on, and the schedule's later.
-
-    >>> plan = run_plan(100, [(0, 4), (2, 8)], world=2, accumulation=1, tail="drop")
-    >>> [(segment.position, segment.size) for segment in plan.segments]
-    [(0, 8), (16, 16)]
-    """
-    sizes = [(start, size * world) for start, size in schedule]
-    for _, size in sizes:
-        if tail == "endless" and n < size:
-            raise ConfigError(too_small(n, size))
-    step = 0
-    if lived:
-        plan = Plan(n, lived, tail=tail)
-        last = plan.segments[-1]
-        size = _in_force(sizes, plan.step_at(position))
-        if (last.size, last.accumulation) == (size, accumulation):
-            return plan.scheduled(sizes, accumulation)
-        # a step that was under way has ended: the size of the one after it is what matters
-        step = Plan(n, [*lived, Segment(position, last.size)], tail=tail).segments[-1].step
-    now = Segment(position, _in_force(sizes, step), accumulation)
-    return Plan(n, [*lived, now], tail=tail).scheduled(sizes, accumulation)
-
-
-def _in_force(schedule: Sequence[tuple[int, int]], step: int) -> int:
-    return [size for start, size in schedule if start <= step][-1]
-
-
-def _checked_sampler(sampler: AnySampler | None, dataset: Any) -> AnySampler:
-    if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
-        raise ConfigError(
-            f"{type(dataset).__name__} has no length or no items: this loader takes map-style "
-            "datasets"
-        )
-    if sampler is None:
-        return DistributedSampler(dataset)
-    if not isinstance(sampler, DistributedSampler | MixtureSampler | ResumableDistributedSampler):
-        raise ConfigError(
-            f"{type(sampler).__name__} gives indices without an address to go back to: use "
-            "DistributedSampler, MixtureSampler or ResumableDistributedSampler"
-        )
-    if sampler.order.n != len(dataset):
-        raise ConfigError(
-            f"the sampler is over {sampler.order.n} samples and the dataset has {len(dataset)}"
-        )
-    return sampler
-
-
-def batch_schedule(batch_size: BatchSize) -> list[tuple[int, int]]:
-    """A batch size as a schedule.
-
-    >>> batch_schedule(8), batch_schedule([(0, 8), (100, 16)])
-    ([(0, 8)], [(0, 8), (100, 16)])
-    """
-    rows = [(0, batch_size)] if isinstance(batch_size, Integral) else batch_size
-    if not isinstance(rows, Sequence) or not all(map(_is_step_and_size, rows)):
-        raise ConfigError(
-            "batch_size is a whole number, or a schedule of (step, size) like "
-            f"[(0, 8), (1000, 16)], not {batch_size!r}"
-        )
-    schedule = [(int(step), int(size)) for step, size in rows]
-    steps = [step for step, _ in schedule]
-    if not schedule or steps[0] != 0 or any(a >= b for a, b in pairwise(steps)):
-        raise ConfigError(f"a batch size schedule has increasing steps from 0 on, not {batch_size}")
-    if any(size < 1 for _, size in schedule):
-        raise ConfigError(f"batch_size must be at least 1, not {batch_size}")
-    return schedule
-
-
-def _is_step_and_size(row: Any) -> bool:
-    return (
-        isinstance(row, Sequence)
-        and len(row) == 2
-        and all(isinstance(x, Integral) and not isinstance(x, bool) for x in row)
-    )
-
-
-def _place(device: str | torch.device | None, pin: bool) -> tuple[Place | None, bool]:
-    """Where batches go, and whether those that stay here are pinned."""
-    there = torch.cuda.is_available()
-    if device is None:
-        return None, pin and there
-    device = torch.device(device)
-    if device.type == "cuda" and not there:
-        raise ConfigError(f"device {device} was asked for, and torch finds no CUDA here")
-    return Place(device, pin=pin and device.type == "cuda"), False
-
-
-def _in_process(workers: Workers, dataset: Any, count: int, collate: Collate | None) -> bool:
-    if workers not in ("auto", "thread", "process"):
-        raise ConfigError(f"workers is 'auto', 'thread' or 'process', not {workers!r}")
-    if workers == "auto":
-        return count == 0 or (takes_batches(dataset) and collate is None)
-    return workers == "thread" or count == 0
 
 
 def _tokens_in(batch: Mapping[str, Any]) -> int:

@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.errors import ConfigError
+
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
@@ -116,3 +118,25 @@ def eos_cuts(tokens: npt.NDArray[Any], eos: int) -> I64:
     cuts: I64 = ends + 1
     inner: I64 = cuts[cuts % tokens.shape[1] != 0]
     return inner
+
+
+def position_ids(lengths: npt.ArrayLike, mode: str) -> I32:
+    """Positions over documents of these lengths, end to end, as AstrAI's modes count them.
+
+    >>> position_ids([2, 3], "doc_reset").tolist(), position_ids([2, 3], "continuous").tolist()
+    ([0, 1, 0, 1, 2], [0, 1, 2, 3, 4])
+    >>> len(position_ids([2, 3], "none"))
+    0
+    """
+    sizes = np.asarray(lengths, np.int64)
+    total = int(sizes.sum())
+    match mode:
+        case "none":
+            return np.empty(0, np.int32)
+        case "continuous":
+            return np.arange(total, dtype=np.int32)
+        case "doc_reset":
+            return np.arange(total, dtype=np.int32) - np.repeat(
+                (np.cumsum(sizes) - sizes).astype(np.int32), sizes
+            )
+    raise ConfigError(f"position ids are none, doc_reset or continuous, not {mode!r}")
