@@ -20,7 +20,8 @@ HEAVY = ["torch", "numpy", "pyarrow", "h5py", "rich"]
 PUBLIC = """
     BaseDataset ConfigError DPODataset DataConfig DataError DatasetFactory DatasetSource
     DistributedSampler GRPODataset H5Store MemoryMappedDataset MissingData MissingExtra
-    MixtureDataset MixtureOrder MixtureSampler MmapStore ORDER_VERSION OutOfBounds PenstockError
+    MixtureDataset MixtureOrder MixtureSampler MmapStore ORDER_VERSION OutOfBounds PackedDataset
+    PenstockError
     Permutation Plan ResumableDistributedSampler SEQDataset SFTDataset ShardWriter Stage
     StateMismatch StatefulDataLoader Store StoreFactory TrainingPhase WindowDataset __version__
     build_dataloader detect_format dpo_collate_fn grpo_collate_fn load_config open_store

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         GRPODataset,
         MemoryMappedDataset,
         MixtureDataset,
+        PackedDataset,
         SEQDataset,
         SFTDataset,
         WindowDataset,
@@ -79,6 +80,7 @@ __all__ = [
     "MixtureSampler",
     "MmapStore",
     "OutOfBounds",
+    "PackedDataset",
     "PenstockError",
     "Permutation",
     "Plan",
@@ -109,7 +111,8 @@ _ROOMS = {
     "build": "build_dataloader",
     "config": "DataConfig DatasetSource TrainingPhase load_config",
     "dataset": "BaseDataset DPODataset DatasetFactory GRPODataset MemoryMappedDataset"
-    " MixtureDataset SEQDataset SFTDataset WindowDataset dpo_collate_fn grpo_collate_fn",
+    " MixtureDataset PackedDataset SEQDataset SFTDataset WindowDataset dpo_collate_fn"
+    " grpo_collate_fn",
     "errors": "ConfigError DataError MissingData MissingExtra OutOfBounds PenstockError"
     " StateMismatch",
     "loader": "StatefulDataLoader",

@@ -3,8 +3,8 @@
     python -m tests.loader.training RUN.json FOLDER STEPS WORLD THREADS [RANK]
 
 Without RANK one process stands for all ranks, by as many loaders. It goes on from
-FOLDER/begin.json. After each step rank 0 writes the state, as a trainer should: to another name,
-then renamed.
+FOLDER/begin.json. After each step each process writes its state, as a trainer should: to another
+name, then renamed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def main() -> None:
     toml, folder, steps, world, threads, *given = sys.argv[1:]
     ranks = [int(given[0])] if given else range(int(world))
     loaders = [make(toml, world=int(world), rank=rank, threads=int(threads)) for rank in ranks]
-    state, log = Path(folder, "state.json"), Path(folder, f"log-{given[0] if given else 'all'}")
+    name = given[0] if given else "all"
+    state, log = Path(folder, f"state-{name}.json"), Path(folder, f"log-{name}")
     if (begin := Path(folder, "begin.json")).exists():  # the same for all ranks
         for loader in loaders:
             loader.load_state_dict(json.loads(begin.read_text()))
@@ -66,10 +67,9 @@ def main() -> None:
                 line = [number, rank, int(world), rows(next(iterator))]
                 out.write(json.dumps(line) + "\n")
             out.flush()
-            if 0 in ranks:
-                part = state.with_suffix(".part")
-                part.write_text(json.dumps(loaders[0].state_dict()))
-                part.replace(state)
+            part = state.with_suffix(".part")
+            part.write_text(json.dumps(loaders[0].state_dict()))
+            part.replace(state)
             time.sleep(0.001)
 
 

@@ -2,6 +2,7 @@
 
 from penstock.dataset.base import SampleDataset
 from penstock.dataset.mixture import MixtureDataset
+from penstock.dataset.packed import PackedDataset
 from penstock.dataset.records import DPODataset, GRPODataset, dpo_collate_fn, grpo_collate_fn
 from penstock.dataset.tasks import BaseDataset, DatasetFactory, SEQDataset, SFTDataset
 from penstock.dataset.windows import MemoryMappedDataset, WindowDataset
@@ -13,6 +14,7 @@ __all__ = [
     "GRPODataset",
     "MemoryMappedDataset",
     "MixtureDataset",
+    "PackedDataset",
     "SEQDataset",
     "SFTDataset",
     "SampleDataset",

@@ -64,11 +64,13 @@ class SampleDataset(Dataset[Sample]):
 
     `sample_bytes` is what a gathered sample takes; 0 where nothing is won by gathering several
     batches together. `group_bytes` is how much to gather at once: what stays in the cache beside
-    the batches made of it, and more where each call costs more.
+    the batches made of it, and more where each call costs more. Where it is `balanced`, loaders
+    deal each global batch so that all ranks get about the same `costs`.
     """
 
     sample_bytes = 0
     group_bytes = 320 << 10
+    balanced = False
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -90,6 +92,10 @@ class SampleDataset(Dataset[Sample]):
 
     def expect_random(self) -> None:
         """Be told that samples will be read in no order."""
+
+    def costs(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """What each sample costs a trainer; asked of `balanced` datasets only."""
+        raise AssertionError(f"a balanced dataset knows what samples {indices} cost")
 
     def identity(self) -> dict[str, Any]:
         """What decides the content of each sample, for checkpoints: small and JSON-able."""

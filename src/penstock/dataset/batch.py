@@ -29,12 +29,14 @@ class Windows:
     """Rows of T + 1 tokens as they are stored, and what is known of them.
 
     `mask` marks the tokens that are trained; `cuts`, the places where documents begin, gives packed
-    batches their doc ids; `source` is each row's dataset in a mixture.
+    batches their doc ids; `used` is where each row's padding begins; `source` is each row's dataset
+    in a mixture.
     """
 
     tokens: npt.NDArray[Any]  # (n, T + 1)
     mask: npt.NDArray[np.bool_] | None = None  # (n, T + 1)
     cuts: npt.NDArray[np.int64] | None = None  # flat, sorted
+    used: npt.NDArray[np.int64] | None = None  # (n,); of rows with cuts
     source: npt.NDArray[np.int64] | None = None  # (n,)
     target: str = "labels"
     _documents: Documents | None = None
@@ -57,7 +59,8 @@ class Windows:
         if self.cuts is None:
             return None
         if self._documents is None:
-            self._documents = Documents.of(self.cuts, *self.tokens.shape)
+            rows, width = self.tokens.shape
+            self._documents = Documents.of(self.cuts, rows, width, self.used)
         return self._documents.batch(lo, hi)
 
 
@@ -76,6 +79,10 @@ def merge(parts: Sequence[Windows], places: Sequence[npt.NDArray[np.int64]]) -> 
         whole.tokens[place] = part.tokens
         if part.mask is not None and whole.mask is not None:
             whole.mask[place] = part.mask
+        if part.used is not None:
+            if whole.used is None:
+                whole.used = np.full(rows, width)
+            whole.used[place] = part.used
         if part.cuts is not None:
             row, column = np.divmod(part.cuts, width)
             cuts.append(place[row] * width + column)

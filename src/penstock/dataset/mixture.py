@@ -48,6 +48,7 @@ class MixtureDataset(SampleDataset):
         sizes = [d.sample_bytes if isinstance(d, SampleDataset) else 0 for d in datasets]
         self.sample_bytes = max(sizes) if all(sizes) else 0
         self.group_bytes = 1 << 20  # a call a source
+        self.balanced = all(isinstance(d, SampleDataset) and d.balanced for d in datasets)
 
     def __len__(self) -> int:
         return self.cumulative_sizes[-1]
@@ -93,6 +94,13 @@ class MixtureDataset(SampleDataset):
         for dataset in self.datasets:
             if isinstance(dataset, SampleDataset):
                 dataset.expect_random()
+
+    def costs(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """What each sample costs its trainer."""
+        found = np.zeros(len(indices), np.int64)
+        for k, place, local in self._by_source(indices):
+            found[place] = self.datasets[k].costs(local)
+        return found
 
     def __getitem__(self, index: int) -> Sample:
         return self.__getitems__([index])[0]

@@ -14,20 +14,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.dataset.base import Indices, Sample, SampleDataset, cut_up
 from penstock.dataset.batch import Windows
-from penstock.errors import ConfigError, DataError, MissingData
+from penstock.dataset.tokens import MASK, TOKENS, TokenDataset
+from penstock.errors import ConfigError, MissingData
 from penstock.pack import eos_cuts
 from penstock.store import MmapStore, Store
 
-TOKENS = "sequence"
-MASK = "loss_mask"
 
-
-class TokenWindows(SampleDataset):
+class TokenWindows(TokenDataset):
     """Samples that are `width` tokens from a place in a store: what both datasets share."""
-
-    _documented = ("input_ids", "labels", "doc_ids")
 
     def __init__(
         self,
@@ -37,38 +32,12 @@ class TokenWindows(SampleDataset):
         pack_sequences: bool,
         eos_token_id: int | None,
     ) -> None:
-        if width < 2:
-            raise ConfigError("a sample needs at least two tokens, an input and its label")
-        if TOKENS not in store.keys:
-            raise DataError(
-                f"{store.path} has no {TOKENS!r}, only {store.keys}: "
-                "preference pairs and groups are read by DatasetFactory.load('dpo' | 'grpo', ...)"
-            )
-        dtype, self._masked = store.dtype(TOKENS), MASK in store.keys
-        if dtype.kind not in "iu":
-            raise DataError(f"{store.path} holds {dtype} values where integer tokens were expected")
-        if eos_token_id is not None and not 0 <= eos_token_id <= np.iinfo(dtype).max:
-            raise ConfigError(
-                f"eos_token_id {eos_token_id} cannot be found among {dtype} tokens, "
-                f"which end at {np.iinfo(dtype).max}"
-            )
-        if self._masked and store.total(MASK) != store.total(TOKENS):
-            raise DataError(
-                f"{store.path} has {store.total(TOKENS):,} tokens but a {MASK} of "
-                f"{store.total(MASK):,}: nothing says which belongs to which; prepare it again"
-            )
-        self.store, self.width, self.stride = store, width, stride
-        self.pack_sequences = pack_sequences
+        super().__init__(store, width, eos_token_id)
+        self.stride, self.pack_sequences = stride, pack_sequences
         self.eos_token_id = None if eos_token_id is None else operator.index(eos_token_id)
-        self.sample_bytes = width * (dtype.itemsize + self._masked)
         if pack_sequences:
             self.group_bytes = 1 << 20  # the boundaries' dozen calls
         self._epoch = 0
-
-    @property
-    def tokens_a_sample(self) -> int:
-        """Labels in a sample."""
-        return self.width - 1
 
     def _starts(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Where in the store each sample begins."""
@@ -87,29 +56,11 @@ class TokenWindows(SampleDataset):
                 rows.cuts = self.store.cuts(starts, self.width, TOKENS)
         return rows
 
-    def take(self, indices: Indices) -> Sample:
-        """The samples at `indices` as one batch."""
-        array = self.checked(indices)
-        return self.gather(array).batch(0, len(array))
-
     def advise(self, indices: npt.NDArray[np.int64]) -> None:
         """Have the samples' pages read ahead."""
         starts = self._starts(indices)
-        self.store.advise(starts, self.width, TOKENS)
-        if self._masked:
-            self.store.advise(starts, self.width, MASK)
-
-    def expect_random(self) -> None:
-        """Have pages read by themselves from now on."""
-        self.store.expect_random(*([TOKENS, MASK] if self._masked else [TOKENS]))
-
-    def __getitem__(self, index: int) -> Sample:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: list[int]) -> list[Sample]:
-        """The items at `indices`, cut from one batch."""
-        batch = self.take(indices)
-        return cut_up({key: batch[key] for key in self._documented if key in batch}, len(indices))
+        for key in self._keys:
+            self.store.advise(starts, self.width, key)
 
     def layout(self) -> str:
         """What a sample looks like, in words."""
@@ -133,10 +84,6 @@ class TokenWindows(SampleDataset):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `epoch`; the number of samples follows from the data."""
         self._epoch = int(state.get("epoch", 0))
-
-    def close(self) -> None:
-        """Let go of the files; calling it again does nothing."""
-        self.store.close()
 
 
 class MemoryMappedDataset(TokenWindows):

@@ -8,7 +8,6 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from penstock.config import DataConfig
@@ -18,6 +17,7 @@ from penstock.dataset.mixture import MixtureDataset, identity_of
 from penstock.errors import ConfigError, StateMismatch
 from penstock.loader.ahead import Job, ReadAhead
 from penstock.loader.fetch import Collate, Fetch, Fetched, in_workers, name_sample
+from penstock.loader.jobs import jobs
 from penstock.loader.setup import (
     BatchSize,
     Workers,
@@ -37,13 +37,11 @@ from penstock.loader.state import (
     read_state,
     stages_to_state,
 )
-from penstock.order import ORDER_VERSION, Plan, Segment, Stage, share
+from penstock.order import ORDER_VERSION, Plan, Segment, Stage
 from penstock.order.hashing import key_of
 from penstock.order.plan import Tail
 from penstock.sampler import AnySampler, MixtureSampler
 
-ORDER_BLOCK = 4096  # positions whose order is computed at a time
-GROUP = 16  # batches fetched together, at most
 _TOKEN_KEYS = ("chosen", "rejected", "prompts", "responses")
 
 
@@ -150,7 +148,7 @@ class StatefulDataLoader:
             while self.epoch == epoch:
                 version = self._version
                 make = self._make_here if self._in_process else self._make_in_workers
-                with closing(make(self._jobs(self._position, epoch))) as batches:
+                with closing(make(self._jobs(epoch))) as batches:
                     asked = time.perf_counter()
                     for at, batch in batches:
                         if self._version != version or at != self._position:
@@ -163,33 +161,15 @@ class StatefulDataLoader:
         finally:
             self._under_way.remove(epoch)
 
-    def _jobs(self, position: int, epoch: int) -> Generator[Job]:
-        """What to make, in order, to the epoch's end; the first job is small, to start soon."""
-        plan, rank, world = self._plan, self.sampler.rank, self.sampler.num_replicas
-        end = (epoch + 1) * plan.n
-        most = 1
-        while plan.epoch(position) == epoch:
-            size = plan.segment(position).size
-            group = self._group(size // world)
-            ahead = plan.run(position, max(group, ORDER_BLOCK // size))
-            positions = share(position, ahead * size, rank=rank, world=world)
-            if self._tail == "pad":  # past the end, samples from the epoch's start: masked later
-                positions = np.where(positions < end, positions, end - plan.n + positions % plan.n)
-            indices = self.sampler.order.indices(positions)
-            done = 0
-            while done < ahead:
-                batches = min(most, ahead - done)
-                samples = indices[done * size // world : (done + batches) * size // world]
-                yield Job(position + done * size, batches, samples)
-                done, most = done + batches, min(most * 2, group)
-            position = plan.following(position + (ahead - 1) * size)
-
-    def _group(self, rows: int) -> int:
-        """How many batches of `rows` samples to fetch together."""
-        if not self._grouped or not self.dataset.sample_bytes:
-            return 1
-        batches: int = self.dataset.group_bytes // (rows * self.dataset.sample_bytes)
-        return max(1, min(GROUP, batches))
+    def _jobs(self, epoch: int) -> Generator[Job]:
+        return jobs(
+            self._plan,
+            self.sampler,
+            self.dataset,
+            self._position,
+            epoch,
+            grouped=self._grouped,
+        )
 
     def _make_here(self, jobs: Generator[Job]) -> Generator[tuple[int, Any]]:
         threads = self.config.num_workers if self._grouped else 0

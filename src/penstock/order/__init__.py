@@ -8,7 +8,7 @@ steps and ranks' shares.
 from penstock.order.epochs import EpochOrder
 from penstock.order.mixture import MixtureOrder, Stage
 from penstock.order.permutation import Permutation, permute
-from penstock.order.plan import Plan, Segment, rest_of_epoch, share
+from penstock.order.plan import Plan, Segment, deal, rest_of_epoch, share
 from penstock.order.weights import check_weights, quantise, shares
 
 ORDER_VERSION = 1
@@ -22,6 +22,7 @@ __all__ = [
     "Segment",
     "Stage",
     "check_weights",
+    "deal",
     "permute",
     "quantise",
     "rest_of_epoch",

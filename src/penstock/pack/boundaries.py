@@ -58,17 +58,29 @@ class Documents:
     first_ignored: list[int]  # of each row the first of those, and their number
 
     @classmethod
-    def of(cls, cuts: I64, rows: int, width: int) -> Documents:
-        """The documents of `rows` rows of `width` tokens, from their sorted cuts."""
+    def of(cls, cuts: I64, rows: int, width: int, used: I64 | None = None) -> Documents:
+        """The documents of `rows` rows of `width` tokens, from their sorted cuts.
+
+        Where rows are `used` up to a place only, the rest is padding: a document without labels.
+        """
         assert width > 1, "a row of one token has no input"
         assert rows * width < 2**31, "cu_seqlens are int32"
         inputs = width - 1
+        padding = np.empty(0, np.int64)
+        if used is not None:
+            short = np.flatnonzero(used < width)
+            cuts = np.sort(np.concatenate([cuts, short * width + used[short]]))
+            left = inputs - used[short]  # labels that are padding, after the one across the cut
+            padding = np.repeat(short * inputs + used[short], left)
+            padding += np.arange(len(padding)) - np.repeat(np.cumsum(left) - left, left)
         row, column = np.divmod(cuts, width)
         ignored = row * inputs + column - 1
         inside = column < inputs  # a document that begins with the last label is no input
         row_starts = np.arange(rows) * inputs
         starts = np.concatenate([row_starts, ignored[inside] + 1])
         starts.sort()
+        if len(padding):
+            ignored = np.sort(np.concatenate([ignored, padding]))
         first = starts.searchsorted(row_starts)
         return cls(
             inputs=inputs,

@@ -23,6 +23,7 @@ Ints = npt.NDArray[Any]  # whole numbers, of any width
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+BLOCK = 1 << 16  # documents looked at together, where they come one after the other
 BUCKETS = 48  # powers of two in a histogram: lengths up to 2^48
 
 
@@ -105,8 +106,7 @@ def histogram(lengths: Ints) -> tuple[int, ...]:
     (1, 2, 1)
     """
     found = np.zeros(BUCKETS, np.int64)
-    for at in range(0, len(lengths), 1 << 20):  # frexp makes floats: a piece at a time
-        part = lengths[at : at + (1 << 20)]
+    for part in capped([lengths]):  # frexp makes floats of them
         found += np.bincount(np.frexp(part)[1], minlength=BUCKETS + 1)[1 : BUCKETS + 1]
     return tuple(found.tolist())
 
@@ -181,9 +181,6 @@ def join(parts: Sequence[Rows], capacity: int) -> Rows:
         np.concatenate([part.bos for part in parts]),
         reduce(Ledger.__add__, (part.ledger for part in parts)),
     )
-
-
-BLOCK = 1 << 16  # documents packed at a time, where they come one after the other
 
 
 def capped(blocks: Iterable[Ints]) -> Iterator[Ints]:

@@ -240,13 +240,20 @@ class Store:
         """
         return self._column(key).gather(starts, length, out)
 
-    def advise(self, starts: npt.ArrayLike, length: int, key: str) -> None:
-        """Start reading these rows from disk, in one system call, so that `gather` finds them.
+    def spans(self, starts: npt.ArrayLike, lengths: npt.ArrayLike, key: str) -> Array:
+        """Values [start, start + length), of any lengths, end to end, in the stored dtype."""
+        return self._column(key).spans(starts, lengths)
 
-        What is wrong with a file is left to `gather` to say.
+    def advise(self, starts: npt.ArrayLike, length: int | I64, key: str) -> None:
+        """Start reading these rows or spans from disk, in one system call, before they are needed.
+
+        What is wrong with a file is left to `gather` or `spans` to say.
         """
         column = self._column(key)
-        index = column.check(starts, length)
+        if isinstance(length, np.ndarray):
+            index, length = column.check_spans(starts, length)
+        else:
+            index = column.check(starts, length)
         with suppress(DataError, MissingData):
             begin, end, kept = column.ranges(index, length)
             advice.will_need(begin, end)

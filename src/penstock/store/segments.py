@@ -57,8 +57,8 @@ def common_dtype(dtypes: Sequence[np.dtype[Any]], where: object) -> np.dtype[Any
     return found
 
 
-def spread(bounds: I64, starts: I64, length: int) -> tuple[I64, I64, I64, I64]:
-    """Cut the spans [start, start + length), length > 0, at the shards' ends.
+def spread(bounds: I64, starts: I64, length: int | I64) -> tuple[I64, I64, I64, I64]:
+    """Cut the spans [start, start + length), lengths > 0, at the shards' ends.
 
     Gives for each piece, in the order of the spans: span, shard, begin and end in that shard.
 
@@ -182,6 +182,29 @@ class Column:
             np.concatenate(self._pieces(index, length), out=out.reshape(-1))
         return out
 
+    def spans(self, starts: npt.ArrayLike, lengths: npt.ArrayLike) -> Array:
+        """The spans [start, start + length), of any lengths, end to end in one array."""
+        index, sizes = self.check_spans(starts, lengths)
+        out = np.empty(int(sizes.sum()), self.dtype)
+        if len(index):
+            np.concatenate(self._pieces(index, sizes), out=out)
+        return out
+
+    def check_spans(self, starts: npt.ArrayLike, lengths: npt.ArrayLike) -> tuple[I64, I64]:
+        """Starts and lengths as int64, those of no length left out; all spans lie inside."""
+        index, sizes = np.asarray(starts, np.int64), np.asarray(lengths, np.int64)
+        some = sizes != 0
+        if not some.all():
+            index, sizes = index[some], sizes[some]
+        ends = index + sizes
+        if len(index) and not (index.min() >= 0 and sizes.min() > 0 and ends.max() <= self.total):
+            wrong = (index < 0) | (sizes < 0) | (ends > self.total)
+            raise OutOfBounds(
+                f"Span out of bounds: begin={index[wrong][0]}, end={ends[wrong][0]}, "
+                f"length={self.total}."
+            )
+        return index, sizes
+
     def check(self, starts: npt.ArrayLike, length: int) -> I64:
         """The starts as int64, all of whose spans lie inside."""
         index = np.asarray(starts)
@@ -202,9 +225,9 @@ class Column:
             )
         return index
 
-    def ranges(self, index: I64, length: int) -> tuple[I64, I64, list[Segment]]:
+    def ranges(self, index: I64, length: int | I64) -> tuple[I64, I64, list[Segment]]:
         """Addresses [begin, end) of the spans in mapped shards, and what keeps them mapped."""
-        if not len(index) or not length:
+        if not len(index) or (isinstance(length, int) and not length):
             return np.empty(0, np.int64), np.empty(0, np.int64), []
         _, shard, begin, end = spread(self.bounds, index, length)
         opened, which = np.unique(shard, return_inverse=True)
@@ -292,7 +315,7 @@ class Column:
         self._windows = (flat, length, view)
         return view
 
-    def _pieces(self, starts: I64, length: int) -> list[Array]:
+    def _pieces(self, starts: I64, length: int | I64) -> list[Array]:
         _, shard, begin, end = spread(self.bounds, starts, length)
         self._touched[shard] = True
         slots, found = self._slots, []

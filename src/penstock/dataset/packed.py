@@ -1,0 +1,207 @@
+"""Packed rows as samples: each row holds whole documents, or pieces of them, by a plan made once.
+
+    dataset = PackedDataset(open_store("tokens/"), 2048)            # best_fit_decreasing
+    batch = dataset.take([0, 7])
+    batch["cu_seqlens"]                                             # for FlashAttention's varlen
+
+Labels never cross from one document to the next, and padding has none.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.dataset.batch import Windows
+from penstock.dataset.plans import plan_for
+from penstock.dataset.tokens import MASK, TOKENS, TokenDataset
+from penstock.errors import ConfigError
+from penstock.pack import CHUNK_ROWS, Packing
+from penstock.pack.policy import Bos, Last, Overflow
+from penstock.store import Store
+
+Balance = Literal["attention"]
+
+
+class PackedDataset(TokenDataset):
+    """Rows of `seq_len` inputs and as many labels, packed from a store's documents.
+
+    `strategy` is concat, best_fit_crop or best_fit_decreasing (or AstrAI's names for them); the
+    options are those of `penstock.pack_rows`. best_fit_decreasing splits long documents unless
+    `overflow` says otherwise, and packs in closed chunks of `chunk_rows` rows' worth of tokens.
+    Documents are the store's records or, where it has none, end at `eos_token_id`. A BOS, where
+    `bos` wants any, is `bos_token_id`; what is padded is padded with `pad_token_id`.
+
+    The plan is written beside the store on first use. `balance="attention"` has loaders deal the
+    rows of a global batch to ranks so that their attention costs about the same.
+    """
+
+    _documented = ("input_ids", "labels", "doc_ids", "position_ids")
+
+    def __init__(
+        self,
+        store: Store,
+        seq_len: int,
+        strategy: str = "best_fit_decreasing",
+        *,
+        overflow: Overflow | None = None,
+        bos: Bos = "never",
+        last: Last = "pad",
+        chunk_rows: int | None = CHUNK_ROWS,
+        buffer_size: int = 1000,
+        refill: int = 128,
+        groups: tuple[int, ...] | None = None,
+        eos_token_id: int | None = None,
+        bos_token_id: int | None = None,
+        pad_token_id: int | None = None,
+        balance: Balance | None = None,
+        cache_dir: str | Path | None = None,
+    ) -> None:
+        self.seq_len = operator.index(seq_len)
+        super().__init__(store, self.seq_len + 1, eos_token_id)
+        if balance not in (None, "attention"):
+            raise ConfigError(f"balance is 'attention' or None, not {balance!r}")
+        concat = strategy in ("concat", "simple")
+        self.packing = Packing(
+            capacity=self.seq_len + 1,
+            strategy=strategy,
+            overflow=overflow or ("split" if strategy == "best_fit_decreasing" else None),
+            bos=bos,
+            overlap=int(concat),
+            last=last,
+            chunk_rows=None if concat or strategy == "best_fit_crop" else chunk_rows,
+            buffer_size=buffer_size,
+            refill=refill,
+            groups=groups,
+        )
+        self._bos, self._pad = _tokens_put(store, bos, bos_token_id, pad_token_id)
+        eos = _eos(store, eos_token_id)
+        self.balanced = balance == "attention"
+        self.plan = plan_for(store, self.packing, eos, cache_dir)
+        self.group_bytes = 1 << 20  # a dozen calls a group
+        if self.plan.unlabelled:
+            warnings.warn(
+                f"{self.plan.unlabelled:,} of the {len(self):,} rows packed from {store.path} have "
+                "no label to train on: their documents are masked, or a single token long",
+                stacklevel=2,
+            )
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def gather(self, indices: npt.NDArray[np.int64]) -> Windows:
+        """The rows' tokens and masks, and where their documents begin."""
+        plan, width = self.plan, self.seq_len + 1
+        count, which = plan.pieces(indices)
+        begin, length = plan.begin[which], plan.length[which]
+        cells = length if self.packing.bos == "never" else length + plan.bos[which]
+        ends = np.cumsum(cells)
+        past = np.concatenate([[0], ends])[np.concatenate([[0], np.cumsum(count)])]
+        used = np.diff(past)
+        row = np.repeat(np.arange(len(indices)), count)
+        column = ends - cells - past[row]  # of each piece in its row
+        put = np.flatnonzero(cells > length)
+        flat = self.store.spans(begin, length, TOKENS)
+        tokens = _in_rows(flat, used, width, self._pad, row[put], column[put], self._bos)
+        mask = None
+        if self._masked:
+            trained = self.store.spans(begin, length, MASK).astype(np.bool_, copy=False)
+            mask = _in_rows(trained, used, width, 0, row[put], column[put], 0)
+        inner = column > 0
+        cuts = (row * width + column)[inner]
+        return Windows(tokens, mask, cuts, None if (used == width).all() else used)
+
+    def advise(self, indices: npt.NDArray[np.int64]) -> None:
+        """Have the rows' pages read ahead."""
+        _, which = self.plan.pieces(indices)
+        for key in self._keys:
+            self.store.advise(self.plan.begin[which], self.plan.length[which], key)
+
+    def costs(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """What each row's attention costs: the sum of its documents' squared lengths."""
+        return self.plan.costs(indices)
+
+    def report(self) -> dict[str, Any]:
+        """The plan's ledger: where every token went, with the plan's path and what it reports."""
+        return {
+            **self.plan.ledger.to_dict(),
+            "rows_without_labels": self.plan.unlabelled,
+            "strategy": self.packing.strategy,
+            "path": None if self.plan.path is None else str(self.plan.path),
+        }
+
+    def layout(self) -> str:
+        """What a sample looks like, in words."""
+        return f"{self.seq_len} inputs and labels, packed"
+
+    def identity(self) -> dict[str, Any]:
+        """The store's fingerprint, and how rows are packed from it."""
+        packing = {k: getattr(self.packing, k) for k in self.packing.__dataclass_fields__}
+        return {
+            "data": self.store.fingerprint,
+            "samples": len(self),
+            "packing": packing | {"groups": list(packing["groups"] or [])},
+            "tokens": [self._bos, self._pad],
+        }
+
+
+def _in_rows(
+    flat: npt.NDArray[Any],
+    used: npt.NDArray[np.int64],
+    width: int,
+    pad: int,
+    bos_row: npt.NDArray[np.int64],
+    bos_column: npt.NDArray[np.int64],
+    bos: int,
+) -> npt.NDArray[Any]:
+    """Pieces end to end as rows: padded at the end, a BOS at each place that wants one."""
+    rows = len(used)
+    if len(flat) == rows * width:
+        return flat.reshape(rows, width)
+    out = np.full((rows, width), pad, flat.dtype)
+    if len(bos_row):
+        there = np.arange(width) < used[:, None]
+        there[bos_row, bos_column] = False
+        out[there] = flat
+        out[bos_row, bos_column] = bos
+        return out
+    at = 0
+    for row, count in enumerate(used.tolist()):
+        out[row, :count] = flat[at : at + count]
+        at += count
+    return out
+
+
+def _eos(store: Store, given: int | None) -> int | None:
+    """What ends a document; None where records say so."""
+    if store.documents:
+        store.record_lengths(TOKENS, 0, 0)  # says so now if only other keys have records
+        return None
+    eos = store.eos_token_id if given is None else operator.index(given)
+    if eos is None:
+        raise ConfigError(
+            f"{store.path} has no record boundaries, so eos_token_id is required to pack its "
+            "documents"
+        )
+    return eos
+
+
+def _tokens_put(
+    store: Store, bos: Bos, bos_token_id: int | None, pad_token_id: int | None
+) -> tuple[int, int]:
+    """The ids of BOS and of padding: given, else the store's own; padding may be any token."""
+    top = np.iinfo(store.dtype(TOKENS)).max
+    found = store.metadata.get("bos_token_id") if bos_token_id is None else bos_token_id
+    if bos != "never" and found is None:
+        raise ConfigError(f"bos={bos!r} needs bos_token_id, which {store.path} does not state")
+    pad = store.metadata.get("pad_token_id") if pad_token_id is None else pad_token_id
+    pad = pad if pad is not None else (store.eos_token_id or 0)
+    for name, value in (("bos_token_id", found or 0), ("pad_token_id", pad)):
+        if not 0 <= value <= top:
+            raise ConfigError(f"{name} {value} does not fit into {store.dtype(TOKENS)} tokens")
+    return (0 if bos == "never" else int(found or 0)), int(pad)

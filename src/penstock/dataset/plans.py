@@ -1,0 +1,280 @@
+"""Packing plans on disk: computed once, found by a name made of everything that decides them.
+
+    tokens.packing/bfd-4f0c…/        beside the store, or in the cache directory
+      plan.json                      what was packed and how, and the ledger; last to be written
+      row_splits.bin  begin.bin  length.bin  document.bin  bos.bin
+
+A plan is written to a temporary folder and renamed; whoever comes while it is being written waits
+for a lock that dies with the writer. It is mapped, so that all ranks of a machine share its pages.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import reduce
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.dataset.tokens import MASK, TOKENS
+from penstock.errors import DataError
+from penstock.pack import Ledger, Packing, Rows, pack_blocks, sums
+from penstock.pack.rows import BLOCK
+from penstock.store import Store
+from penstock.store.mapping import map_file
+from penstock.store.paths import sync_directory, write_synced
+from penstock.store.workspace import Workspace
+
+PLAN_VERSION = 1
+DTYPES = {
+    "row_splits": np.dtype(np.int64),
+    "begin": np.dtype(np.int64),
+    "length": np.dtype(np.int64),
+    "document": np.dtype(np.int64),
+    "bos": np.dtype(np.bool_),
+}
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """Row r has the pieces [row_splits[r], row_splits[r + 1]): spans of the store's tokens."""
+
+    row_splits: I64
+    begin: I64  # (pieces,), among the store's tokens
+    length: I64
+    document: I64
+    bos: npt.NDArray[np.bool_]
+    ledger: Ledger
+    unlabelled: int  # rows without a single label
+    path: Path | None
+
+    def __len__(self) -> int:
+        return len(self.row_splits) - 1
+
+    def pieces(self, rows: I64) -> tuple[I64, I64]:
+        """(pieces in each row, which pieces they are)."""
+        first = self.row_splits[rows]
+        count = self.row_splits[rows + 1] - first
+        which = np.repeat(first - np.cumsum(count) + count, count)
+        which += np.arange(len(which))
+        return count, which
+
+    def costs(self, rows: I64) -> I64:
+        """What varlen attention spends on each row: the sum of its pieces' squared lengths."""
+        count, which = self.pieces(rows)
+        cells = self.length[which] + self.bos[which]
+        splits = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(count, out=splits[1:])
+        return sums(cells * cells, splits)
+
+
+def plan_for(
+    store: Store, packing: Packing, eos: int | None, cache_dir: str | Path | None = None
+) -> RowPlan:
+    """The plan of a packing over a store: read where it stands, else computed and written."""
+    definition = {
+        "version": PLAN_VERSION,
+        "data": store.fingerprint,
+        "documents": "records" if eos is None else f"ended by {eos}",
+        "packing": asdict(packing),
+    }
+    definition = json.loads(json.dumps(definition))  # as it will be read back
+    digest = blake2b(json.dumps(definition, sort_keys=True).encode(), digest_size=12).hexdigest()
+    name = f"{packing.strategy}-{digest}"
+    folders = _folders(store, cache_dir)
+    for folder in folders:
+        if (folder / name / "plan.json").exists():
+            return _read(folder / name, definition)
+    writable = [each for each in folders if _writable(each)]
+    if not writable:
+        raise DataError(
+            f"no packing plan can be written beside {store.path} nor to {folders[-1]}: set "
+            "PENSTOCK_CACHE_DIR to a folder that can be written"
+        )
+    folder = writable[0]
+    with _alone(folder / f".{name}.lock"):
+        if not (folder / name / "plan.json").exists():  # another process was first
+            _write(folder, name, store, packing, eos, definition)
+    return _read(folder / name, definition)
+
+
+def _folders(store: Store, cache_dir: str | Path | None) -> list[Path]:
+    """Where a plan may stand: beside the store, or in the cache directory."""
+    if cache_dir is not None:
+        return [Path(cache_dir)]
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache = Path(os.environ.get("PENSTOCK_CACHE_DIR") or Path(home) / "penstock") / "packing"
+    if store.path is None:
+        return [cache]
+    path = store.path.resolve()
+    return [path.with_name(f"{path.name}.packing"), cache]
+
+
+def _writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """One process at a time; the kernel lets go of the lock when its holder dies."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# --- writing
+
+
+def _write(
+    folder: Path,
+    name: str,
+    store: Store,
+    packing: Packing,
+    eos: int | None,
+    definition: dict[str, Any],
+) -> None:
+    workspace = Workspace(folder)
+    try:
+        documents = _documents(store, eos, workspace.path / "documents")
+        made = workspace.path / "plan"
+        made.mkdir()
+        summary = _write_rows(made, store, packing, documents)
+        plan = {"definition": definition, **summary}
+        write_synced(made / "plan.json", json.dumps(plan, indent=1).encode())
+        sync_directory(made)
+        made.rename(folder / name)
+        sync_directory(folder)
+    except OSError as error:
+        raise DataError(
+            f"the packing plan of {store.path} cannot be written to {folder}: {error.strerror}"
+        ) from error
+    finally:
+        workspace.close()
+
+
+def _write_rows(
+    made: Path, store: Store, packing: Packing, documents: _Documents
+) -> dict[str, Any]:
+    """Append rows to the plan's files as they are made; what they come to."""
+    files: dict[str, BinaryIO] = {each: (made / f"{each}.bin").open("wb") for each in DTYPES}
+    rows = pieces = unlabelled = 0
+    ledgers = [Ledger(capacity=packing.capacity)]
+    try:
+        files["row_splits"].write(np.zeros(1, np.int64).tobytes())
+        for part in pack_blocks(documents.lengths(), packing):
+            ledgers.append(part.ledger)
+            if len(part):
+                begin = documents.begins(part.document) + part.start
+                unlabelled += _unlabelled(store, part, begin)
+                columns = {
+                    "row_splits": part.row_splits[1:] + pieces,
+                    "begin": begin,
+                    "length": part.length,
+                    "document": part.document,
+                    "bos": part.bos,
+                }
+                for each, values in columns.items():
+                    files[each].write(np.ascontiguousarray(values, DTYPES[each]).data)
+                rows, pieces = rows + len(part), pieces + len(part.length)
+        for file in files.values():
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        for file in files.values():
+            file.close()
+    ledger = reduce(Ledger.__add__, ledgers)
+    assert ledger.balanced, ledger
+    return {"rows": rows, "pieces": pieces, "unlabelled": unlabelled, "ledger": ledger.to_dict()}
+
+
+def _unlabelled(store: Store, part: Rows, begin: I64) -> int:
+    """How many rows have no label: a piece's first token is none, nor is what a mask leaves out."""
+    first = 1 - part.bos.astype(np.int64)  # after a BOS the piece's first token is one
+    length = np.maximum(part.length - first, 0)
+    if MASK in store.keys:
+        ends = np.zeros(len(length) + 1, np.int64)
+        np.cumsum(length, out=ends[1:])
+        trained = store.spans(begin + first, length, MASK) != 0
+        length = sums(trained, ends)
+    return int((sums(length, part.row_splits) == 0).sum())
+
+
+class _Documents:
+    """Lengths of a store's documents in blocks, and where any of them begins."""
+
+    def __init__(self, store: Store, ends: I64 | None) -> None:
+        self._store, self._ends = store, ends
+
+    def lengths(self) -> Iterator[npt.NDArray[Any]]:
+        count = self._store.documents if self._ends is None else len(self._ends)
+        for lo in range(0, count, BLOCK):
+            hi = min(lo + BLOCK, count)
+            if self._ends is None:
+                yield self._store.record_lengths(TOKENS, lo, hi)
+            else:
+                before = self._ends[lo - 1] if lo else 0
+                yield np.diff(self._ends[lo:hi], prepend=before)
+
+    def begins(self, documents: npt.NDArray[Any]) -> I64:
+        if self._ends is None:
+            return self._store.document_spans(documents, TOKENS)[0]
+        begins = self._ends[np.maximum(documents, 1) - 1]
+        return np.where(documents > 0, begins, 0)
+
+
+def _documents(store: Store, eos: int | None, spool: Path) -> _Documents:
+    """The documents by the store's records; or by `eos`, found in one pass over the tokens."""
+    if eos is None:
+        return _Documents(store, None)
+    total, files = store.total(TOKENS), store.bounds(TOKENS)
+    with spool.open("wb") as out:
+        last = 0
+        for lo in range(0, total, BLOCK * 16):
+            hi = min(lo + BLOCK * 16, total)
+            ends = np.flatnonzero(store.read(lo, hi, TOKENS) == eos) + lo + 1
+            shards = files[(files > lo) & (files <= hi)]  # a file's end is a document's, too
+            ends = np.union1d(ends, shards).astype(np.int64)
+            out.write(ends.tobytes())
+            last = int(ends[-1]) if len(ends) else last
+        if last < total:
+            out.write(np.array([total], np.int64).tobytes())
+    return _Documents(store, map_file(spool).view(np.int64))
+
+
+# --- reading
+
+
+def _read(path: Path, definition: dict[str, Any]) -> RowPlan:
+    try:
+        plan = json.loads((path / "plan.json").read_text())
+        sizes = dict.fromkeys(DTYPES, plan["pieces"]) | {"row_splits": plan["rows"] + 1}
+        found, ledger = plan["definition"], Ledger.from_dict(plan["ledger"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path} is no packing plan ({error}): remove it, and it is made anew"
+        ) from None
+    if found != definition:
+        raise DataError(f"{path} is the plan of another packing: remove it, and it is made anew")
+    columns = {
+        each: map_file(
+            path / f"{each}.bin", sizes[each] * dtype.itemsize, " (remove the plan's folder)"
+        ).view(dtype)
+        for each, dtype in DTYPES.items()
+    }
+    return RowPlan(**columns, ledger=ledger, unlabelled=plan["unlabelled"], path=path)
