@@ -21,6 +21,7 @@ from penstock.dataset.batch import Windows
 from penstock.dataset.plans import plan_for
 from penstock.dataset.tokens import MASK, TOKENS, TokenDataset
 from penstock.errors import ConfigError
+from penstock.order import EpochOrder, deal
 from penstock.pack import CHUNK_ROWS, Packing
 from penstock.pack.policy import Bos, Last, Overflow
 from penstock.store import Store
@@ -126,14 +127,38 @@ class PackedDataset(TokenDataset):
         """What each row's attention costs: the sum of its documents' squared lengths."""
         return self.plan.costs(indices)
 
-    def report(self) -> dict[str, Any]:
-        """The plan's ledger: where every token went, with the plan's path and what it reports."""
-        return {
+    def report(self, *, batch_size: int = 0, world_size: int = 1) -> dict[str, Any]:
+        """The plan's ledger: where every token went.
+
+        With a batch size and a number of ranks also what balancing gains: the attention of the
+        slowest rank over that of the average one, with and without, over some global batches.
+        """
+        report = {
             **self.plan.ledger.to_dict(),
             "rows_without_labels": self.plan.unlabelled,
             "strategy": self.packing.strategy,
-            "path": None if self.plan.path is None else str(self.plan.path),
+            "path": str(self.plan.path),
         }
+        if batch_size:
+            report["attention"] = self._attention(batch_size, world_size)
+        return report
+
+    def _attention(self, batch_size: int, world: int) -> dict[str, float]:
+        size = batch_size * world
+        batches = min(len(self) // size, 100)
+        if not batches:
+            raise ConfigError(f"{len(self)} rows do not fill a global batch of {size}")
+        rows = EpochOrder(len(self), seed=0).indices(np.arange(batches * size))
+        unbalanced: list[float] = []
+        balanced: list[float] = []
+        for costs in self.plan.costs(rows).reshape(batches, size):
+            for slowest, places in (
+                (unbalanced, np.arange(size).reshape(-1, world).T),
+                (balanced, deal(costs, world)),
+            ):
+                of_ranks = costs[places].sum(1)
+                slowest.append(float(of_ranks.max() / of_ranks.mean()))
+        return {"unbalanced": float(np.mean(unbalanced)), "balanced": float(np.mean(balanced))}
 
     def layout(self) -> str:
         """What a sample looks like, in words."""
@@ -178,7 +203,9 @@ def _in_rows(
 
 
 def _eos(store: Store, given: int | None) -> int | None:
-    """What ends a document; None where records say so."""
+    """What ends a document; None where records say so, or where there is none to end."""
+    if not store.total(TOKENS):
+        return None
     if store.documents:
         store.record_lengths(TOKENS, 0, 0)  # says so now if only other keys have records
         return None

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.dataset.tokens import MASK, TOKENS
-from penstock.errors import DataError
+from penstock.errors import DataError, MissingData
 from penstock.pack import Ledger, Packing, Rows, pack_blocks, sums
 from penstock.pack.rows import BLOCK
 from penstock.store import Store
@@ -55,7 +55,7 @@ class RowPlan:
     bos: npt.NDArray[np.bool_]
     ledger: Ledger
     unlabelled: int  # rows without a single label
-    path: Path | None
+    path: Path
 
     def __len__(self) -> int:
         return len(self.row_splits) - 1
@@ -261,20 +261,20 @@ def _documents(store: Store, eos: int | None, spool: Path) -> _Documents:
 
 
 def _read(path: Path, definition: dict[str, Any]) -> RowPlan:
+    again = f"remove {path}, and the plan is made anew"
     try:
         plan = json.loads((path / "plan.json").read_text())
         sizes = dict.fromkeys(DTYPES, plan["pieces"]) | {"row_splits": plan["rows"] + 1}
-        found, ledger = plan["definition"], Ledger.from_dict(plan["ledger"])
+        ledger, unlabelled = Ledger.from_dict(plan["ledger"]), int(plan["unlabelled"])
+        found = plan["definition"]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path} is no packing plan ({error}): remove it, and it is made anew"
-        ) from None
+        raise DataError(f"{path / 'plan.json'} is no packing plan ({error!r}): {again}") from None
     if found != definition:
-        raise DataError(f"{path} is the plan of another packing: remove it, and it is made anew")
-    columns = {
-        each: map_file(
-            path / f"{each}.bin", sizes[each] * dtype.itemsize, " (remove the plan's folder)"
-        ).view(dtype)
-        for each, dtype in DTYPES.items()
-    }
-    return RowPlan(**columns, ledger=ledger, unlabelled=plan["unlabelled"], path=path)
+        raise DataError(f"{path} is the plan of another packing: {again}")
+    columns = {}
+    for each, dtype in DTYPES.items():
+        try:
+            columns[each] = map_file(path / f"{each}.bin", sizes[each] * dtype.itemsize).view(dtype)
+        except (DataError, MissingData) as error:
+            raise DataError(f"{error} Or {again}.") from None
+    return RowPlan(**columns, ledger=ledger, unlabelled=unlabelled, path=path)
