@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from penstock import (
     MemoryMappedDataset,
     MixtureDataset,
     MixtureSampler,
+    PackedDataset,
     Stage,
     StatefulDataLoader,
     WindowDataset,
@@ -197,6 +199,12 @@ def _stacked(ones: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return batch
 
 
+def packed(store: Path, seq_len: int = 8, **options: Any) -> PackedDataset:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a few rows of random masks have no label
+        return PackedDataset(open_store(store), seq_len, **options)
+
+
 def make_kinds(root: Path) -> dict[str, Kind]:
     """Every kind of dataset, 50 to 90 samples each."""
     tokens = write_npy(root / "tokens", [300, 5, 201, 120])
@@ -214,6 +222,9 @@ def make_kinds(root: Path) -> dict[str, Kind]:
         "items": Squares(),
         "tuples": Pairs(),
         "taking": Taking(),
+        "rows": packed(store),
+        "rows_crop": packed(store, 3, strategy="best_fit_crop", buffer_size=9, refill=4),
+        "rows_bos": packed(store, bos="every", bos_token_id=1),
     }
     parts = {
         "mixture": [
@@ -222,6 +233,7 @@ def make_kinds(root: Path) -> dict[str, Kind]:
             MemoryMappedDataset(wide, 9),
         ],
         "mixture_packed": [datasets["packed"], datasets["store_packed"]],
+        "mixture_rows": [datasets["rows"], datasets["rows_bos"]],
         "mixture_items": [Squares(30), Squares(41)],
         "mixture_sft": [datasets["sft"], datasets["sft"]],
     }

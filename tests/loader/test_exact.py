@@ -29,9 +29,10 @@ from tests.loader.support import (
 from penstock import DataConfig, MemoryMappedDataset, MixtureDataset
 
 SINGLE = ("windows", "packed", "store", "store_packed", "seq", "sft", "dpo", "grpo")
+ROWS = ("rows", "rows_crop", "rows_bos")
 OTHERS = ("items", "tuples", "taking")
-MIXED = ("mixture", "mixture_packed", "mixture_items", "mixture_sft")
-ALL = SINGLE + OTHERS + MIXED
+MIXED = ("mixture", "mixture_packed", "mixture_items", "mixture_sft", "mixture_rows")
+ALL = SINGLE + ROWS + OTHERS + MIXED
 
 
 @pytest.fixture(scope="session")
