@@ -180,6 +180,59 @@ def test_mixed_dtypes_widen_alike_within_and_across_shards(tmp_path):
     assert store.share_memory_().gather([0, 3], 2, "sequence").tolist() == [[0, 1], [3, -2]]
 
 
+# ---------------------------------------------------------------------------- aligned keys
+
+
+def refused(path, words):
+    """By open_store, in a sentence that verify reports too."""
+    with pytest.raises(DataError, match=words) as caught:
+        open_store(path)
+    assert "\n" not in str(caught.value)
+    assert verify(path).problems == [str(caught.value)]
+
+
+@pytest.mark.parametrize(
+    ("lead", "key"),
+    [
+        ("sequence", "loss_mask"),
+        ("sequence", "position_ids"),
+        ("chosen", "chosen_mask"),
+        ("rejected", "rejected_mask"),
+        ("responses", "masks"),
+    ],
+)
+def test_aligned_keys_are_in_every_folder_with_equal_lengths(tmp_path, lead, key):
+    write_flat(tmp_path / "a", {lead: np.arange(10)})
+    write_flat(tmp_path / "b", {lead: np.arange(5), key: np.ones(5)})
+    refused(tmp_path, rf"a/meta\.json: '{lead}' has lengths \[10\] and '{key}' none")
+    write_flat(tmp_path / "a", {lead: np.arange(10), key: np.ones(5)})
+    write_flat(tmp_path / "b", {lead: np.arange(5), key: np.ones(10)})
+    refused(tmp_path, rf"a/meta\.json: '{lead}' has lengths \[10\] and '{key}' \[5\]")
+    write_flat(tmp_path / "a", {lead: np.arange(10), key: np.ones(10)})
+    write_flat(tmp_path / "b", {key: np.ones(10)})
+    refused(tmp_path, rf"b/meta\.json: '{lead}' has lengths none and '{key}' \[10\]")
+
+
+def test_keys_of_one_record_have_as_many_records_in_every_folder(tmp_path):
+    write_flat(tmp_path / "a", {"chosen": np.arange(4), "chosen_mask": np.ones(4)}, [0, 2])
+    write_flat(tmp_path / "b", {"rejected": np.arange(4)}, [0, 2])
+    refused(tmp_path, r"a/meta\.json: 'chosen' has records: 2 and 'rejected' 0")
+
+    def other_offsets(meta):
+        meta["chosen_mask"]["offsets"] = [0, 3]
+
+    edit_json(tmp_path / "a/meta.json", other_offsets)
+    refused(tmp_path, r"'chosen' has records of sizes \[2, 2\] and 'chosen_mask' \[3, 1\]")
+
+
+def test_keys_that_do_not_belong_together_may_have_any_lengths(tmp_path):
+    arrays = {"chosen": np.arange(9), "rejected": np.arange(7), "other": np.arange(3)}
+    write_flat(tmp_path / "a", arrays)
+    write_flat(tmp_path / "b", {"other": np.arange(2), "prompts": np.arange(4)})
+    assert open_store(tmp_path).keys == ["chosen", "rejected", "other", "prompts"]
+    assert verify(tmp_path).ok
+
+
 # ---------------------------------------------------------------------------- folder by folder
 
 

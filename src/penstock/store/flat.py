@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError, MissingData
+from penstock.store.aligned import Part, check_aligned
 from penstock.store.contents import Contents, sampled_fingerprint
 from penstock.store.manifest import META
 from penstock.store.mapping import map_file
@@ -46,16 +47,21 @@ def open_meta(root: Path, metas: Sequence[Path]) -> Contents:
     """The keys that AstrAI's meta.json files describe, shards in the order of the files."""
     files: dict[str, list[tuple[Path, np.dtype[Any], int]]] = {}
     offsets: dict[str, list[Array | None]] = {}
+    parts: dict[Path, dict[str, Part]] = {}
     for meta in metas:
+        parts[meta] = {}
         for key, entry in read_json(meta).items():
             path, dtype, count, starts = _entry(meta, key, entry)
             files.setdefault(key, []).append((path, dtype, count))
             offsets.setdefault(key, []).append(starts)
+            sizes = None if starts is None else np.diff(starts)
+            parts[meta][key] = Part(lengths=[count], records=sizes)
+    check_aligned(parts)
     columns = {key: _mapped(shards, root) for key, shards in files.items()}
     levels: dict[str, tuple[Level, ...]] = {
-        key: (Level.of([part for part in parts if part is not None]),)
-        for key, parts in offsets.items()
-        if all(part is not None for part in parts)
+        key: (Level.of([starts for starts in found if starts is not None]),)
+        for key, found in offsets.items()
+        if all(starts is not None for starts in found)
     }
 
     def fingerprint() -> str:

@@ -27,6 +27,7 @@ import h5py
 import numpy as np
 
 from penstock.errors import DataError, MissingData, PenstockError
+from penstock.store.aligned import Part, check_aligned
 from penstock.store.base import PathLike, Store
 from penstock.store.binary import check_ends, refuse_unfinished
 from penstock.store.contents import Contents, sampled_fingerprint, tabled
@@ -202,20 +203,23 @@ def _open_files(root: Path, files: Sequence[Path]) -> Contents:
         shards.sort(key=lambda shard: natural(shard.path))
         table = tabulate(base, shards)
         return _open_table(table, lambda: sampled_fingerprint(root, files))
-    places: dict[str, list[_Place]] = {}
-    items: dict[str, list[int]] = {}
+    groups: dict[Path, dict[str, _Foreign]] = {}
     for path in files:
         with opened(path) as file:
-            for key, member in _members(file, str(path)):
-                _foreign_key(path, member, places.setdefault(key, []), items.setdefault(key, []))
+            groups[path] = {
+                key: _foreign_key(path, member) for key, member in _members(file, str(path))
+            }
+    check_aligned(
+        {path: {key: found.part for key, found in keys.items()} for path, keys in groups.items()}
+    )
+    columns, levels = {}, {}
     reader = _Reader()
-    columns = {key: _column(found, reader, root) for key, found in places.items()}
-    levels: dict[str, tuple[Level, ...]] = {}
-    for key, counts in items.items():
-        if counts == [1] * len(places[key]):
-            levels[key] = (Level.of([columns[key].bounds]),)
-        elif counts:
-            levels[key] = (Level.of([bounds_of(counts)]), Level.of([columns[key].bounds]))
+    for key in dict.fromkeys(key for keys in groups.values() for key in keys):
+        found = [keys[key] for keys in groups.values() if key in keys]
+        columns[key] = _column([place for one in found for place in one.places], reader, root)
+        level = _foreign_levels(columns[key], [one.items for one in found])
+        if level:
+            levels[key] = level
     return Contents(
         columns=columns,
         levels=levels,
@@ -223,19 +227,40 @@ def _open_files(root: Path, files: Sequence[Path]) -> Contents:
     )
 
 
-def _foreign_key(path: Path, member: Any, places: list[_Place], items: list[int]) -> None:
-    """Note a key's datasets in one file, and how many belong to each record."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Foreign:
+    """A key in one file: its datasets, and how many each record has; None without records."""
+
+    places: list[_Place]
+    items: list[int] | None
+
+    @property
+    def part(self) -> Part:
+        """What has to be the same for keys that belong together."""
+        return Part(lengths=[place.count for place in self.places], records=self.items)
+
+
+def _foreign_key(path: Path, member: Any) -> _Foreign:
     if not isinstance(member, h5py.Group):
-        places.append(_place(path, member))
-        return
+        return _Foreign(places=[_place(path, member)], items=None)
+    places, items = [], []
     for _, record in _members(member, f"{path}:{member.name}"):
+        inner = [("", record)]
         if isinstance(record, h5py.Group):
             inner = _members(record, f"{path}:{record.name}")
-            places += [_place(path, dataset) for _, dataset in inner]
-            items.append(len(inner))
-        else:
-            places.append(_place(path, record))
-            items.append(1)
+        places += [_place(path, dataset) for _, dataset in inner]
+        items.append(len(inner))
+    return _Foreign(places=places, items=items)
+
+
+def _foreign_levels(column: Column, files: Sequence[list[int] | None]) -> tuple[Level, ...]:
+    """A key's records: one dataset each, or a group of them; none where a file has none."""
+    counts = [count for items in files for count in items or ()]
+    if not counts or any(items is None for items in files):
+        return ()
+    if counts == [1] * column.shards:
+        return (Level.of([column.bounds]),)
+    return Level.of([bounds_of(counts)]), Level.of([column.bounds])
 
 
 def _column(places: Sequence[_Place], reader: _Reader, root: Path) -> Column:

@@ -35,6 +35,7 @@ DTYPES = (
 )  # fmt: skip
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 _RESERVED = {"offsets", "__offsets__", "source", "meta", "manifest"}
+_PARTNERS = {"loss_mask": "sequence", "position_ids": "sequence", "masks": "responses"}
 _ROLES: tuple[Role, ...] = ("ids", "mask", "positions", "value")
 
 
@@ -45,6 +46,15 @@ def is_mask(name: str) -> bool:
     [True, True, True, False]
     """
     return name in {"loss_mask", "masks"} or name.endswith("_mask")
+
+
+def aligned_with(name: str) -> str:
+    """The key with which one is aligned, by its name; a key on its own, with itself.
+
+    >>> [aligned_with(name) for name in ("loss_mask", "masks", "chosen_mask", "chosen")]
+    ['sequence', 'responses', 'chosen', 'chosen']
+    """
+    return _PARTNERS.get(name, name.removesuffix("_mask"))
 
 
 def parse_dtype(name: object, where: object) -> np.dtype[Any]:
@@ -239,8 +249,7 @@ def _leads(keys: Mapping[str, Key], groups: Iterable[Iterable[str]] | None) -> d
     `masks` and `rewards` with `responses`.
     """
     if groups is None:
-        partners = {"loss_mask": "sequence", "position_ids": "sequence", "masks": "responses"}
-        leads = {name: partners.get(name, name.removesuffix("_mask")) for name in keys}
+        leads = {name: aligned_with(name) for name in keys}
         rewarded = keys.get("responses")
         if "rewards" in keys and rewarded is not None and rewarded.nested:
             leads["rewards"] = "responses"
