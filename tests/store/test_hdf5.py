@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.store.helpers import token_records, write
+from tests.store.helpers import edit_json, token_records, write
 
 from penstock.errors import DataError, MissingData
 from penstock.store import H5Store, Key, MmapStore, open_store, verify
@@ -321,6 +321,22 @@ def test_a_shard_that_changed_is_named_when_it_is_read(tmp_path):
     file.unlink()
     with pytest.raises(MissingData, match=r"data_0000\.h5 is missing"):
         store.read(0, 2, "sequence")
+
+
+def test_offsets_that_fall_are_named_with_their_file(tmp_path):
+    write(tmp_path, token_records([4, 5]), storage="h5")
+    with h5py.File(tmp_path / "__default__/data_0000.h5", "r+") as file:
+        file["__offsets__/sequence"][1] = 10
+    with pytest.raises(DataError, match=r"data_0000\.h5 has offsets that fall after record 1"):
+        open_store(tmp_path).cuts([0], 9)
+
+
+def test_folders_of_bin_shards_that_a_manifest_calls_hdf5_are_one_sentence(tmp_path):
+    write(tmp_path, token_records([4]))
+    edit_json(tmp_path / "manifest.json", lambda value: value.update(storage="h5"))
+    with pytest.raises(DataError, match=r"shard_0000 is not an HDF5 file") as caught:
+        open_store(tmp_path).read(0, 1, "sequence")
+    assert "\n" not in str(caught.value)
 
 
 def test_nested_records_are_written_to_hdf5_and_read_back(tmp_path):

@@ -31,6 +31,7 @@ class Contents:
     values: frozenset[str] = frozenset()  # keys that hold one number an item, not one a token
     metadata: dict[str, Any] = field(default_factory=dict)
     fingerprint: Callable[[], str] = str
+    table: Table | None = None  # the shards of a Penstock store
 
 
 def empty() -> Contents:
@@ -69,6 +70,7 @@ def tabled(
         values=frozenset(schema.keys) - frozenset(schema.token_keys),
         metadata=table.metadata,
         fingerprint=fingerprint,
+        table=table,
     )
 
 

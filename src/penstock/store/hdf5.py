@@ -29,7 +29,7 @@ import numpy as np
 from penstock.errors import DataError, MissingData, PenstockError
 from penstock.store.aligned import Part, check_aligned
 from penstock.store.base import PathLike, Store
-from penstock.store.binary import check_ends, refuse_unfinished
+from penstock.store.binary import check_offsets, refuse_unfinished
 from penstock.store.contents import Contents, sampled_fingerprint, tabled
 from penstock.store.manifest import MANIFEST, Shard, Table, parse_meta, read_manifest, tabulate
 from penstock.store.mapping import map_file
@@ -102,7 +102,8 @@ def opened(path: Path) -> Iterator[h5py.File]:
     except FileNotFoundError:
         raise MissingData(f"{path} is missing: restore it or write the store again.") from None
     except (OSError, RuntimeError, KeyError, TypeError, ValueError) as err:
-        raise DataError(f"{path} is not an HDF5 file that can be read: {err}.") from err
+        why = " ".join(str(err).split())  # h5py's may have lines
+        raise DataError(f"{path} is not an HDF5 file that can be read: {why}.") from err
 
 
 def _members(group: h5py.Group, where: str) -> list[tuple[str, Any]]:
@@ -280,7 +281,7 @@ def read_shard(root: Path, path: Path) -> Shard | None:
     if not isinstance(stated, str):
         return None
     name = path.name if root == path else path.relative_to(root).as_posix()
-    return parse_meta(stated.encode(), path, name, size=path.stat().st_size)
+    return parse_meta(stated.encode(), path, name, checksum="", size=path.stat().st_size)
 
 
 def _open_table(table: Table, fingerprint: Callable[[], str]) -> Contents:
@@ -324,7 +325,7 @@ def _open_table(table: Table, fingerprint: Callable[[], str]) -> Contents:
             found, place = find(shard, f"{OFFSETS}/{array}", int(entries[shard]) + 1)
             total = int(table.totals[array][shard])
             numbers = found[0 : place.count].astype(np.int64, copy=False)
-            return check_ends(numbers, total, place.path)
+            return check_offsets(numbers, total, place.path)
 
         return open_shard
 
