@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -70,7 +70,7 @@ def named_dtype(dtype: npt.DTypeLike) -> str:
     """The name of a dtype that a user gave, if a store can hold it."""
     try:
         name = np.dtype(dtype).name
-    except TypeError:
+    except (TypeError, ValueError):
         name = repr(dtype)
     if name not in DTYPES:
         raise ConfigError(
@@ -127,13 +127,13 @@ class Schema:
     @classmethod
     def of(
         cls,
-        keys: Mapping[str, Key | str | None],
+        keys: Mapping[str, Key | npt.DTypeLike | None],
         *,
         vocab_size: int | None = None,
         groups: Iterable[Iterable[str]] | None = None,
     ) -> Schema:
         """The schema a writer was asked for; `groups` replace the default alignment."""
-        wanted = {n: k if isinstance(k, Key) else Key(dtype=k) for n, k in keys.items()}
+        wanted = {name: _key(key) for name, key in keys.items()}
         if not wanted:
             raise ConfigError("No keys were given: say which there are, as {'sequence': 'uint16'}.")
         for name in wanted:
@@ -213,6 +213,17 @@ class Schema:
         return found or list(self.keys)
 
 
+def _key(given: Key | npt.DTypeLike | None) -> Key:
+    """A key as it was given, its dtype by name.
+
+    >>> _key(np.uint16).dtype, _key(None).dtype
+    ('uint16', None)
+    """
+    if not isinstance(given, Key):
+        return Key(dtype=None if given is None else named_dtype(given))
+    return given if given.dtype is None else replace(given, dtype=named_dtype(given.dtype))
+
+
 def _role(name: str, key: Key) -> Role:
     if key.dtype == "bool" or is_mask(name):
         return "mask"
@@ -225,7 +236,7 @@ def _role(name: str, key: Key) -> Role:
 
 def _writable_dtype(name: str, key: Key, role: Role, vocab_size: int | None) -> str:
     if key.dtype is not None:
-        return named_dtype(key.dtype)
+        return key.dtype
     match role:
         case "mask":
             return "bool"
