@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.store.helpers import (
     three_shards,
     token_records,
     write,
+    write_flat,
 )
 
 from penstock.errors import ConfigError, DataError, OutOfBounds
@@ -392,3 +394,22 @@ def test_rows_longer_than_the_fast_path_takes_and_unaligned_ones_are_exact():
             rows = store.gather(np.minimum(starts, 60_000 - length), length, "sequence")
             expected = np.minimum(starts, 60_000 - length)[:, None] + np.arange(length)
             assert (rows == expected).all()
+
+
+@pytest.mark.parametrize("kind", ["bin", "h5", "flat", "npy"])
+def test_a_store_named_by_a_relative_path_outlives_a_chdir(tmp_path, monkeypatch, kind):
+    there = tmp_path / "there"
+    if kind in {"bin", "h5"}:
+        write(there, token_records([3, 4]), max_tokens_per_shard=4, storage=kind)
+    elif kind == "flat":
+        write_flat(there, {"sequence": np.arange(7)})
+    else:
+        there.mkdir()
+        np.save(there / "x.npy", np.arange(7))
+    expected = open_store(there).read(0, 7, "sequence").tolist()
+    monkeypatch.chdir(tmp_path)
+    store = open_store("there")
+    assert store.path == there
+    monkeypatch.chdir("/")
+    assert store.read(0, 7, "sequence").tolist() == expected
+    assert pickle.loads(pickle.dumps(store)).read(0, 7, "sequence").tolist() == expected

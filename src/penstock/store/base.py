@@ -14,7 +14,6 @@ import operator
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -56,9 +55,10 @@ class Store:
 
     def load(self, path: PathLike) -> Self:
         """Open what stands at `path`; shards are opened when they are first read."""
-        contents = self._open(Path(path))
+        place = Path(path).absolute()  # shards are opened later, perhaps after a chdir
+        contents = self._open(place)
         self.close()
-        self._path, self._was_closed = Path(path), False
+        self._path, self._was_closed = place, False
         self._take(contents)
         return self
 
@@ -108,7 +108,7 @@ class Store:
             facts = (contents.metadata, contents.values, self.fingerprint)
             return {**state, "_contents": (handle, *facts)}
         if self._path is None:
-            raw = {name: self._shards(column) for name, column in contents.columns.items()}
+            raw = {name: column.arrays() for name, column in contents.columns.items()}
             return {**state, "_contents": raw}
         return state
 
@@ -129,7 +129,7 @@ class Store:
 
     @property
     def path(self) -> Path | None:
-        """Where the store was loaded from."""
+        """Where the store was loaded from, as an absolute path."""
         return self._path
 
     @property
@@ -345,7 +345,7 @@ class Store:
     @property
     def _data(self) -> dict[str, list[Array]]:
         """Each key's shards, as read-only arrays."""
-        return {name: self._shards(column) for name, column in self._columns().items()}
+        return {name: column.arrays() for name, column in self._columns().items()}
 
     @property
     def _cum(self) -> dict[str, list[int]]:
@@ -394,11 +394,4 @@ class Store:
                 f"{self._path} has no record offsets{f' for {name!r}' if name else ''}, so where "
                 "its records begin is unknown: prepare it again, or read it by position."
             )
-        return found
-
-    @staticmethod
-    def _shards(column: Column) -> list[Array]:
-        found = [column.read(begin, end) for begin, end in pairwise(column.bounds.tolist())]
-        for array in found:
-            array.flags.writeable = False
         return found
