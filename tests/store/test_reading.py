@@ -413,3 +413,24 @@ def test_a_store_named_by_a_relative_path_outlives_a_chdir(tmp_path, monkeypatch
     monkeypatch.chdir("/")
     assert store.read(0, 7, "sequence").tolist() == expected
     assert pickle.loads(pickle.dumps(store)).read(0, 7, "sequence").tolist() == expected
+
+
+def test_fetch_refuses_tokens_that_int64_would_turn_negative():
+    store = Store()
+    store._normalize({"sequence": [np.array([1, 2**63 - 1, 2**63], np.uint64)]})
+    assert store.fetch(0, 2, "sequence").tolist() == [1, 2**63 - 1]
+    with pytest.raises(DataError, match="'sequence' holds the token 9223372036854775808"):
+        store.fetch(0, 3, "sequence")
+
+
+def test_rewards_and_fractions_do_not_count_as_tokens():
+    store = Store()
+    store._normalize({"responses": [np.arange(9)], "rewards": [np.array([1, 0])]})
+    assert len(store) == 9
+    with pytest.raises(OutOfBounds, match="length=2"):
+        store.read(0, 3, ["responses", "rewards"])
+    store._normalize({"scores": [np.ones(3, np.float32)]})
+    assert len(store) == 9
+    alone = Store()
+    alone._normalize({"scores": [np.ones(3, np.float32)]})
+    assert len(alone) == 3

@@ -22,10 +22,11 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError, MissingData, OutOfBounds
 from penstock.store import advice, shared
-from penstock.store.contents import Contents, empty, in_memory
+from penstock.store.contents import Contents, empty, in_memory, value_keys
 from penstock.store.records import Level
 from penstock.store.schema import is_mask
 from penstock.store.segments import I64, Array, Column, positions_of
+from penstock.store.values import check_int64
 
 if TYPE_CHECKING:
     import torch
@@ -227,6 +228,8 @@ class Store:
                 wanted = np.dtype(np.bool_)
             elif values.dtype.kind in "iu":
                 wanted = np.dtype(np.int64)
+                if dtype is None:
+                    check_int64(values, f"{self._path or 'The store'}: {name!r}")
             tensor = torch.from_numpy(values.astype(wanted))
             tensors[name] = tensor if dtype is None else tensor.to(dtype)
         return tensors[keys] if isinstance(keys, str) else tensors
@@ -338,6 +341,7 @@ class Store:
                 kept,
                 columns=columns,
                 levels={**kept.levels, **found.levels},
+                values=value_keys(columns),
                 fingerprint=lambda: shared.content_fingerprint(columns),
             )
         )

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError, MissingData
 from penstock.store.aligned import Part, check_aligned
-from penstock.store.contents import Contents, sampled_fingerprint
+from penstock.store.contents import Contents, sampled_fingerprint, value_keys
 from penstock.store.manifest import META
 from penstock.store.mapping import map_file
 from penstock.store.paths import inside, read_json, safe_name
@@ -68,7 +68,9 @@ def open_meta(root: Path, metas: Sequence[Path]) -> Contents:
         shards = [path for found in files.values() for path, _, _ in found]
         return sampled_fingerprint(root, [*metas, *shards])
 
-    return Contents(columns=columns, levels=levels, fingerprint=fingerprint)
+    return Contents(
+        columns=columns, levels=levels, values=value_keys(columns), fingerprint=fingerprint
+    )
 
 
 def _mapped(shards: Sequence[tuple[Path, np.dtype[Any], int]], root: Path) -> Column:

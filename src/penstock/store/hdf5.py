@@ -30,7 +30,7 @@ from penstock.errors import DataError, MissingData, PenstockError
 from penstock.store.aligned import Part, check_aligned
 from penstock.store.base import PathLike, Store
 from penstock.store.binary import check_offsets, refuse_unfinished
-from penstock.store.contents import Contents, sampled_fingerprint, tabled
+from penstock.store.contents import Contents, sampled_fingerprint, tabled, value_keys
 from penstock.store.manifest import MANIFEST, Shard, Table, parse_meta, read_manifest, tabulate
 from penstock.store.mapping import map_file
 from penstock.store.paths import HDF5, inside, natural, scan
@@ -224,6 +224,7 @@ def _open_files(root: Path, files: Sequence[Path]) -> Contents:
     return Contents(
         columns=columns,
         levels=levels,
+        values=value_keys(columns),
         fingerprint=lambda: sampled_fingerprint(root, files),
     )
 
