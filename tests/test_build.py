@@ -121,6 +121,47 @@ def test_a_raw_bin_takes_its_dtype_from_the_config_else_the_vocabulary_else_says
     assert build(narrow).dataset.store.total("sequence") == 1000  # uint16, as the words say
 
 
+def test_a_dtype_beside_raw_files_does_not_make_a_store_of_their_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    np.arange(100, dtype=np.uint16).tofile(folder / "train.bin")
+    np.arange(100, 200, dtype=np.uint16).tofile(folder / "val.bin")
+    (folder / "meta.json").write_text(json.dumps({"dtype": "uint16"}))
+    config = DataConfig(str(folder), file_pattern="train*.bin")
+    loader = build(config)
+    assert isinstance(loader.dataset, MemoryMappedDataset)
+    assert max(int(batch["labels"].max()) for batch in loader) < 100
+    stated = DataConfig(str(folder), file_pattern="train*.bin", token_dtype="uint32")
+    assert build(stated).dataset.store.total("sequence") == 50
+    (folder / "meta.json").write_text(json.dumps({"val": {"dtype": "uint16"}}))
+    with pytest.raises(ConfigError, match=r"train\.bin has a meta\.json .* states no dtype"):
+        build(config)
+    small = tokens_of("small", tmp_path / "small", vocabulary=300)
+    config = DataConfig(str(folder), file_pattern="train*", tokenizer_path=str(small))
+    assert build(config).dataset.store.total("sequence") == 100
+
+
+def test_files_that_match_come_before_a_store_in_a_folder_below(tmp_path: Path) -> None:
+    folder = write_npy(tmp_path / "npy", [500])
+    with ShardWriter(folder / "val", {"sequence": "uint16"}, storage="h5") as writer:
+        writer.append({"sequence": [1] * 200})
+    write_store(folder / "other", 60)
+    loader = build(DataConfig(str(folder)))
+    assert isinstance(loader.dataset, MemoryMappedDataset)
+    assert loader.dataset.store.total("sequence") == 500
+
+
+def test_stores_in_folders_below_are_read_where_no_file_matches(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        np.arange(50, dtype=np.int32).tofile(tmp_path / name / "sequence.bin")
+        meta = {"sequence": {"shape": [50], "dtype": "int32"}}
+        (tmp_path / name / "meta.json").write_text(json.dumps(meta))
+    loader = build(DataConfig(str(tmp_path)))
+    assert isinstance(loader.dataset, WindowDataset)
+    assert loader.dataset.store.total("sequence") == 100
+
+
 def test_a_toml_file_does_as_a_config_does(tmp_path: Path) -> None:
     path = write_npy(tmp_path / "npy", [500])
     toml = tmp_path / "run.toml"

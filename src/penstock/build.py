@@ -21,7 +21,10 @@ from penstock.loader import StatefulDataLoader
 from penstock.loader.setup import BatchSize, batch_schedule, run_plan
 from penstock.order import Stage, quantise
 from penstock.sampler import DistributedSampler, MixtureSampler, rank_and_world
-from penstock.store import detect_format, open_store
+from penstock.store import open_store
+from penstock.store.flat import raw_dtype_beside
+from penstock.store.folder import holds_store, token_files
+from penstock.store.schema import dtype_for
 from penstock.text import eos_token_id, vocab_size
 
 if TYPE_CHECKING:
@@ -96,7 +99,10 @@ def build_dataloader(
 
 
 def _tokens(path: str, config: DataConfig, seq_len: int) -> TokenWindows:
-    """Samples of seq_len + 1 tokens over a store, or over a folder of token files."""
+    """Samples of seq_len + 1 tokens over a store, or over a folder of token files.
+
+    Files of the folder that match file_pattern come before a store in a folder below it.
+    """
     if not path:
         raise ConfigError(
             "datasets of the Hub are not mixed by this release of Penstock: give each of "
@@ -104,8 +110,8 @@ def _tokens(path: str, config: DataConfig, seq_len: int) -> TokenWindows:
         )
     pack = config.pack_sequences
     dataset: TokenWindows
-    if holds_store(path):
-        store = open_store(path)
+    if holds_store(path, config.file_pattern):
+        store = open_store(path, file_pattern=config.file_pattern)
         eos = None
         if pack and not store.documents:
             eos = _eos(config, path) if store.eos_token_id is None else store.eos_token_id
@@ -117,7 +123,8 @@ def _tokens(path: str, config: DataConfig, seq_len: int) -> TokenWindows:
             config.file_pattern,
             pack,
             _eos(config, path) if pack else None,
-            dtype=config.token_dtype or _dtype_by_vocabulary(config, path),
+            dtype=config.token_dtype or None,
+            default_dtype=_dtype_by_vocabulary(config, path),
         )
     if not len(dataset):
         raise ConfigError(
@@ -125,14 +132,6 @@ def _tokens(path: str, config: DataConfig, seq_len: int) -> TokenWindows:
             f"its {len(dataset.store)} tokens are too few"
         )
     return dataset
-
-
-def holds_store(path: str) -> bool:
-    """Whether a folder is a store, rather than token files as they come."""
-    found = detect_format(path)
-    root = Path(path)
-    described = (root / "manifest.json").exists() or next(root.rglob("meta.json"), None) is not None
-    return found == "h5" or (found == "bin" and described)
 
 
 def _eos(config: DataConfig, path: str) -> int:
@@ -146,10 +145,14 @@ def _eos(config: DataConfig, path: str) -> int:
 
 def _dtype_by_vocabulary(config: DataConfig, path: str) -> str | None:
     """What a raw .bin file must hold, where nothing else says: the vocabulary's own width."""
-    stated = (Path(path) / "meta.json").exists() or not config.file_pattern.endswith(".bin")
-    if stated or not config.tokenizer_path:
+    files = token_files(Path(path), config.file_pattern)
+    if not config.tokenizer_path or config.token_dtype or all(map(_stated, files)):
         return None
-    return "uint16" if vocab_size(config.tokenizer_path) <= 1 << 16 else "uint32"
+    return dtype_for(vocab_size(config.tokenizer_path))
+
+
+def _stated(file: Path) -> bool:
+    return file.suffix.lower() != ".bin" or raw_dtype_beside(file) is not None
 
 
 def _check_tokenizers(datasets: list[TokenWindows], resolved: Resolved) -> None:

@@ -13,6 +13,7 @@ from tests.dataset.stores import as_lists, check_fresh
 
 from penstock.dataset.base import Place, to_place
 from penstock.dataset.batch import Windows, merge
+from penstock.errors import DataError
 from penstock.pack import eos_cuts
 
 CPU = Place(torch.device("cpu"))
@@ -194,3 +195,13 @@ def test_a_finished_batch_is_moved_with_all_its_lists(sent: list[tuple[Any, ...]
     moved = to_place(batch, Place(torch.device("cpu"), pin=True))
     assert as_lists(moved) == as_lists(batch)
     assert [event[0] for event in sent] == ["pin", "to"] * 3
+
+
+def test_tokens_that_int64_would_turn_negative_are_refused() -> None:
+    top = np.array([[1, 2**63 - 1]], np.uint64)
+    assert Windows(top).batch(0, 1)["labels"].tolist() == [[2**63 - 1]]
+    with pytest.raises(DataError, match="holds the token 9223372036854775808, which no int64"):
+        Windows(top + np.uint64(1))
+    signed = Windows(np.array([[-1, 1]], np.int64))
+    merged = merge([signed, Windows(top)], [np.array([0]), np.array([1])])
+    assert merged.tokens.tolist() == [[-1, 1], [1, 2**63 - 1]]

@@ -91,6 +91,13 @@ def test_the_pattern_chooses_files_whatever_else_lies_beside_them(tmp_path: Path
     assert [tokens_of(dataset[i]) for i in range(2)] == [[10, 11], [12, 13]]
 
 
+def test_the_pattern_chooses_files_whatever_stores_lie_below(tmp_path: Path) -> None:
+    folder = npy(tmp_path, np.arange(40))
+    astrai(folder / "val", {"sequence": np.arange(90, 130)})
+    documents(folder / "test", range(200, 260))
+    assert tokens_of(MemoryMappedDataset(folder, 10)[0]) == list(range(10))
+
+
 def test_data_dir_may_be_a_string(tmp_path: Path) -> None:
     assert len(MemoryMappedDataset(str(npy(tmp_path, np.arange(4))), 2)) == 2
 

@@ -346,3 +346,9 @@ def test_datasets_in_memory_mix() -> None:
     store._normalize({"sequence": [np.arange(9)]})
     mixture = MixtureDataset([WindowDataset(store, SEQ)], ["a"])
     assert mixture.take([1])["labels"].tolist() == [[5, 6, 7, 8]]
+
+
+def test_names_that_are_one_string_are_refused(tmp_path: Path) -> None:
+    dataset = MemoryMappedDataset(npy(tmp_path, np.arange(12)), 4)
+    with pytest.raises(ConfigError, match="names are a list, one a dataset, not the string 'a'"):
+        MixtureDataset([dataset], "a")

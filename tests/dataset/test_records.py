@@ -291,6 +291,22 @@ def test_a_flat_grpo_store_is_windowed_with_a_reward_a_token(tmp_path: Path) -> 
     }
 
 
+def test_a_flat_grpo_store_with_a_reward_a_response_is_refused(tmp_path: Path) -> None:
+    flat = {key: np.arange(20, dtype="int32") for key in ("prompts", "responses", "masks")}
+    for rewards in (np.ones(4, "float32"), np.ones(4, "int32")):
+        folder = astrai(tmp_path / rewards.dtype.name, {**flat, "rewards": rewards})
+        with pytest.raises(DataError, match="4 rewards for 20 tokens of responses and no record"):
+            DatasetFactory.load("grpo", folder, 6)
+
+
+def test_tokens_of_records_that_int64_would_turn_negative_are_refused() -> None:
+    ids = np.array([1, 2**63], np.uint64)
+    mask = np.ones(2, bool)
+    keys = {"chosen": [ids], "rejected": [ids], "chosen_mask": [mask], "rejected_mask": [mask]}
+    with pytest.raises(DataError, match="holds the token 9223372036854775808"):
+        _ = in_memory("dpo", 0, **keys)[0]
+
+
 def test_grpo_batches_pad_prompts_on_the_left_and_groups_to_the_largest(tmp_path: Path) -> None:
     dataset = DatasetFactory.load("grpo", penstock(tmp_path / "s", GROUPS, GRPO), 0)
     batch = dataset.take([0, 1, 2])

@@ -130,12 +130,13 @@ def test_tokens_that_are_not_trained_are_labels_of_minus_100(tmp_path: Path, dty
 
 
 def test_a_mask_of_another_length_is_refused(tmp_path: Path) -> None:
-    astrai(
-        tmp_path / "a",
-        {"sequence": np.arange(9, dtype=np.uint16), "loss_mask": np.ones(8, np.bool_)},
-    )
+    arrays = {"sequence": np.arange(9, dtype=np.uint16), "loss_mask": np.ones(8, np.bool_)}
+    with pytest.raises(DataError, match=r"'sequence' has lengths \[9\] and 'loss_mask' \[8\]"):
+        WindowDataset(open_store(astrai(tmp_path / "a", arrays)), 4)
+    store = Store()
+    store._normalize({key: [values] for key, values in arrays.items()})
     with pytest.raises(DataError, match="9 tokens but a loss_mask of 8"):
-        WindowDataset(open_store(tmp_path / "a"), 4)
+        WindowDataset(store, 4)
 
 
 def test_a_store_without_tokens_says_what_reads_it(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def test_orders_of_many_blocks_and_stages_that_end_inside_them(tmp_path: Path) -
         for i, n in enumerate(sizes)
     ]
     kind = Kind(
-        name="many", dataset=MixtureDataset(sources, "abc"), sizes=sizes, names=tuple("abc")
+        name="many", dataset=MixtureDataset(sources, list("abc")), sizes=sizes, names=tuple("abc")
     )
     phases = (0, weights_of(6, 3, 1)), (3, weights_of(1, 0, 1e-6)), (21, weights_of(1, 1, 1))
     run = Run(

@@ -11,6 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from penstock.store import Key, ShardWriter, Store, open_store
+from penstock.store.manifest import sealed
 
 SEQUENCE = {"sequence": "uint16", "loss_mask": "bool"}
 
@@ -75,10 +76,12 @@ def naive_cuts(begins: Sequence[int], starts: Sequence[int], length: int) -> lis
 
 
 def edit_json(path: Path, change: Any) -> None:
-    """Change a JSON file in place."""
+    """Change a JSON file in place; a manifest that holds a digest gets its new one."""
     value = json.loads(path.read_text())
     change(value)
-    path.write_text(json.dumps(value))
+    digest = value.pop("digest", None)
+    raw = json.dumps(value).encode()
+    path.write_bytes(raw if digest is None else sealed(raw))
 
 
 record_lengths = st.lists(st.integers(0, 12), min_size=1, max_size=30)

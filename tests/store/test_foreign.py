@@ -6,6 +6,7 @@ import json
 import sys
 from itertools import pairwise
 
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -179,6 +180,107 @@ def test_mixed_dtypes_widen_alike_within_and_across_shards(tmp_path):
     assert store.share_memory_().gather([0, 3], 2, "sequence").tolist() == [[0, 1], [3, -2]]
 
 
+# ---------------------------------------------------------------------------- aligned keys
+
+
+def refused(path, words):
+    """By open_store, in a sentence that verify reports too."""
+    with pytest.raises(DataError, match=words) as caught:
+        open_store(path)
+    assert "\n" not in str(caught.value)
+    assert verify(path).problems == [str(caught.value)]
+
+
+@pytest.mark.parametrize(
+    ("lead", "key"),
+    [
+        ("sequence", "loss_mask"),
+        ("sequence", "position_ids"),
+        ("chosen", "chosen_mask"),
+        ("rejected", "rejected_mask"),
+        ("responses", "masks"),
+    ],
+)
+def test_aligned_keys_are_in_every_folder_with_equal_lengths(tmp_path, lead, key):
+    write_flat(tmp_path / "a", {lead: np.arange(10)})
+    write_flat(tmp_path / "b", {lead: np.arange(5), key: np.ones(5)})
+    refused(tmp_path, rf"a/meta\.json: '{lead}' has lengths \[10\] and '{key}' none")
+    write_flat(tmp_path / "a", {lead: np.arange(10), key: np.ones(5)})
+    write_flat(tmp_path / "b", {lead: np.arange(5), key: np.ones(10)})
+    refused(tmp_path, rf"a/meta\.json: '{lead}' has lengths \[10\] and '{key}' \[5\]")
+    write_flat(tmp_path / "a", {lead: np.arange(10), key: np.ones(10)})
+    write_flat(tmp_path / "b", {key: np.ones(10)})
+    refused(tmp_path, rf"b/meta\.json: '{lead}' has lengths none and '{key}' \[10\]")
+
+
+def test_keys_of_one_record_have_as_many_records_in_every_folder(tmp_path):
+    write_flat(tmp_path / "a", {"chosen": np.arange(4), "chosen_mask": np.ones(4)}, [0, 2])
+    write_flat(tmp_path / "b", {"rejected": np.arange(4)}, [0, 2])
+    refused(tmp_path, r"a/meta\.json: 'chosen' has records: 2 and 'rejected' 0")
+
+    def other_offsets(meta):
+        meta["chosen_mask"]["offsets"] = [0, 3]
+
+    edit_json(tmp_path / "a/meta.json", other_offsets)
+    refused(tmp_path, r"'chosen' has records of sizes \[2, 2\] and 'chosen_mask' \[3, 1\]")
+
+
+def test_keys_that_do_not_belong_together_may_have_any_lengths(tmp_path):
+    arrays = {"chosen": np.arange(9), "rejected": np.arange(7), "other": np.arange(3)}
+    write_flat(tmp_path / "a", arrays)
+    write_flat(tmp_path / "b", {"other": np.arange(2), "prompts": np.arange(4)})
+    assert open_store(tmp_path).keys == ["chosen", "rejected", "other", "prompts"]
+    assert verify(tmp_path).ok
+
+
+# ---------------------------------------------------------------------------- folder by folder
+
+
+def test_the_folders_own_token_files_come_before_a_store_further_below(tmp_path):
+    np.save(tmp_path / "train.npy", np.arange(5))
+    write_flat(tmp_path / "val", {"sequence": np.arange(90, 94)})
+    assert open_store(tmp_path).read(0, 5, "sequence").tolist() == [0, 1, 2, 3, 4]
+    (tmp_path / "train.npy").unlink()
+    assert open_store(tmp_path).read(0, 4, "sequence").tolist() == [90, 91, 92, 93]
+
+
+def test_a_store_in_the_folder_itself_comes_before_hdf5_further_below(tmp_path):
+    write_flat(tmp_path, {"sequence": np.arange(5)})
+    (tmp_path / "val").mkdir()
+    with h5py.File(tmp_path / "val/v.h5", "w") as file:
+        file["sequence/data_0"] = np.arange(90, 94)
+    assert open_store(tmp_path).read(0, 5, "sequence").tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_pattern_chooses_files_whatever_stores_lie_below(tmp_path):
+    np.save(tmp_path / "train.npy", np.arange(5))
+    (tmp_path / "val").mkdir()
+    with h5py.File(tmp_path / "val/v.h5", "w") as file:
+        file["sequence/data_0"] = np.arange(90, 94)
+    assert len(open_store(tmp_path, file_pattern="*.npy")) == 5
+    assert len(open_store(tmp_path, file_pattern="*.nothing")) == 4
+
+
+def test_a_pattern_that_matches_parts_of_stores_opens_the_stores_and_mixes_no_others_in(tmp_path):
+    for name in "ab":
+        write_flat(tmp_path / name, {"sequence": np.arange(3), "loss_mask": np.ones(3, bool)})
+    store = open_store(tmp_path, file_pattern="**/*.bin")
+    assert store.keys == ["sequence", "loss_mask"]
+    assert len(store) == 6
+    np.arange(4, dtype=np.uint16).tofile(tmp_path / "x.bin")
+    with pytest.raises(ConfigError, match=r"x\.bin and also .*narrow the pattern"):
+        open_store(tmp_path, file_pattern="**/*.bin", dtype="uint16")
+    assert len(open_store(tmp_path, file_pattern="*.bin", dtype="uint16")) == 4
+
+
+def test_a_first_meta_that_states_just_a_dtype_does_not_make_raw_files_of_stores(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/meta.json").write_text(json.dumps({"dtype": "uint16"}))
+    write_flat(tmp_path / "b", {"sequence": np.arange(3), "loss_mask": np.ones(3, bool)})
+    with pytest.raises(DataError, match=r"a/meta\.json describes 'dtype'"):
+        open_store(tmp_path)
+
+
 # ---------------------------------------------------------------------------- .npy
 
 
@@ -266,6 +368,40 @@ def test_a_meta_beside_a_raw_bin_states_its_dtype(tmp_path):
         (tmp_path / "meta.json").write_text(json.dumps(meta))
         for path in (tmp_path, tmp_path / "tokens.bin"):
             assert open_store(path).read(0, 6, "sequence").tolist() == list(range(6))
+
+
+def test_each_raw_file_has_the_dtype_that_its_own_meta_states(tmp_path):
+    for name, dtype in (("a", "uint16"), ("b", "uint32")):
+        np.array([1, 2, 3], dtype).tofile(tmp_path / f"{name}.bin")
+    (tmp_path / "c").mkdir()
+    np.array([7, 70_000], np.int64).tofile(tmp_path / "c/x.bin")
+    (tmp_path / "c/meta.json").write_text(json.dumps({"dtype": "int64"}))
+    entries = {"a": {"dtype": "uint16"}, "b": {"dtype": "uint32"}}
+    (tmp_path / "meta.json").write_text(json.dumps(entries))
+    store = open_store(tmp_path, file_pattern="**/*.bin")
+    assert store.dtype("sequence") == np.int64
+    assert store.read(0, 8, "sequence").tolist() == [1, 2, 3, 1, 2, 3, 7, 70_000]
+    assert store.fingerprint == open_store(tmp_path, file_pattern="**/*.bin").fingerprint
+    assert open_store(tmp_path).read(0, 6, "sequence").tolist() == [1, 2, 3, 1, 2, 3]
+
+
+def test_a_default_dtype_is_for_files_of_which_nothing_states_one(tmp_path):
+    np.array([1, 2], np.uint32).tofile(tmp_path / "a.bin")
+    np.array([3, 4], np.uint16).tofile(tmp_path / "b.bin")
+    (tmp_path / "meta.json").write_text(json.dumps({"a": {"dtype": "uint32"}}))
+    store = MmapStore(default_dtype="uint16").load(tmp_path)
+    assert store.read(0, 4, "sequence").tolist() == [1, 2, 3, 4]
+    assert len(MmapStore(dtype="uint16", default_dtype="uint32").load(tmp_path)) == 6
+
+
+def test_a_meta_beside_a_raw_bin_that_states_no_dtype_is_said(tmp_path):
+    np.arange(6, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    for meta in ({}, {"other": {"dtype": "uint16"}}, {"dtype": None}):
+        (tmp_path / "meta.json").write_text(json.dumps(meta))
+        with pytest.raises(
+            ConfigError, match=r"a meta\.json beside it which states no dtype for it"
+        ):
+            open_store(tmp_path)
 
 
 def test_a_raw_bin_holds_a_whole_number_of_tokens(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.store.helpers import token_records, write
+from tests.store.helpers import edit_json, token_records, write
 
 from penstock.errors import DataError, MissingData
 from penstock.store import H5Store, Key, MmapStore, open_store, verify
@@ -81,6 +81,56 @@ def test_a_group_in_place_of_a_dataset_is_a_nested_record(tmp_path):
     assert store.documents == 3
     found = [[part.tolist() for part in store.record(i, "responses")] for i in range(3)]
     assert found == [[[0, 0], []], [], [[20]]]
+
+
+def test_aligned_keys_are_in_every_file_with_equal_lengths(tmp_path):
+    a, b = tmp_path / "a.h5", tmp_path / "b.h5"
+    write_groups(a, {"sequence": [[1, 2]]})
+    write_groups(b, {"sequence": [[3]], "loss_mask": [[1]]})
+    with pytest.raises(DataError, match=r"a\.h5: 'sequence' has lengths \[2\] and .* none"):
+        open_store(tmp_path)
+    write_groups(a, {"sequence": [np.arange(10), np.arange(5)], "loss_mask": [[1] * 5, [1] * 10]})
+    with pytest.raises(DataError, match=r"'sequence' has lengths \[10, 5\] and .* \[5, 10\]"):
+        open_store(tmp_path)
+    assert "[10, 5]" in verify(tmp_path).problems[0]
+    with h5py.File(a, "w") as file:
+        file["sequence"] = np.arange(3)
+        file["loss_mask/data_0"] = np.ones(3, np.int64)
+    assert open_store(tmp_path).total("loss_mask") == 4
+
+
+def test_preference_files_have_as_many_records_of_each_key(tmp_path):
+    a, b = tmp_path / "a.h5", tmp_path / "b.h5"
+    write_groups(a, {"chosen": [[1], [2]], "rejected": [[3]]})
+    write_groups(b, {"chosen": [[4]], "rejected": [[5], [6]]})
+    for there in (a, tmp_path):
+        with pytest.raises(DataError, match=r"a\.h5: 'chosen' has records: 2 and 'rejected' 1"):
+            open_store(there)
+    with h5py.File(a, "w") as file:
+        file["chosen/data_0"] = np.arange(3)
+        file.create_group("rejected")
+    with pytest.raises(DataError, match=r"a\.h5: 'chosen' has records: 1 and 'rejected' 0"):
+        open_store(tmp_path)
+
+
+def test_groups_of_responses_and_their_masks_have_the_same_items(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for name, split in (("responses", [[2], [2]]), ("masks", [[2, 2], []])):
+            for record, lengths in enumerate(split):
+                file.create_group(f"{name}/data_{record}")
+                for item, length in enumerate(lengths):
+                    file[f"{name}/data_{record}/data_{item}"] = np.ones(length)
+    with pytest.raises(DataError, match=r"records of sizes \[1, 1\] and 'masks' \[2, 0\]"):
+        open_store(tmp_path)
+
+
+def test_a_key_whose_records_are_known_in_one_file_alone_has_none(tmp_path):
+    write_groups(tmp_path / "a.h5", {"sequence": [[1], [2]]})
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["sequence"] = np.arange(3)
+    store = open_store(tmp_path)
+    assert store.documents == 0
+    assert len(store) == 5
 
 
 def test_contiguous_datasets_are_mapped_and_not_read_by_h5py(tmp_path, monkeypatch):
@@ -271,6 +321,22 @@ def test_a_shard_that_changed_is_named_when_it_is_read(tmp_path):
     file.unlink()
     with pytest.raises(MissingData, match=r"data_0000\.h5 is missing"):
         store.read(0, 2, "sequence")
+
+
+def test_offsets_that_fall_are_named_with_their_file(tmp_path):
+    write(tmp_path, token_records([4, 5]), storage="h5")
+    with h5py.File(tmp_path / "__default__/data_0000.h5", "r+") as file:
+        file["__offsets__/sequence"][1] = 10
+    with pytest.raises(DataError, match=r"data_0000\.h5 has offsets that fall after record 1"):
+        open_store(tmp_path).cuts([0], 9)
+
+
+def test_folders_of_bin_shards_that_a_manifest_calls_hdf5_are_one_sentence(tmp_path):
+    write(tmp_path, token_records([4]))
+    edit_json(tmp_path / "manifest.json", lambda value: value.update(storage="h5"))
+    with pytest.raises(DataError, match=r"shard_0000 is not an HDF5 file") as caught:
+        open_store(tmp_path).read(0, 1, "sequence")
+    assert "\n" not in str(caught.value)
 
 
 def test_nested_records_are_written_to_hdf5_and_read_back(tmp_path):

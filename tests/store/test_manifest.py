@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from tests.store.helpers import edit_json, token_records, write
 
 from penstock.errors import DataError, MissingData
-from penstock.store import FORMAT_VERSION, open_store, verify
+from penstock.store import FORMAT_VERSION, ShardWriter, open_store, verify
+from penstock.store.manifest import read_manifest, sealed
 
 
 @pytest.fixture
@@ -114,18 +116,21 @@ def test_a_truncated_file_is_named_when_it_is_read(store):
         opened.record(0, "sequence")
 
 
-def test_offsets_that_fall_are_an_error_and_not_a_crash(store):
+@pytest.mark.parametrize("middle", [2**60, 10, -1])
+def test_offsets_that_fall_are_an_error_that_names_the_file_however_they_are_used(store, middle):
     path = store / "__default__/shard_0000/offsets.bin"
-    np.array([0, 2**60, 9], "<i8").tofile(path)
-    opened = open_store(store)
-    for ask in (
-        lambda: opened.record(1, "sequence"),
-        lambda: opened.document_spans([0, 1]),
+    np.array([0, middle, 9], "<i8").tofile(path)
+    for use in (
+        lambda opened: opened.record(0, "sequence"),
+        lambda opened: opened.document_spans([0, 1]),
+        lambda opened: opened.cuts([0, 1], 9),
+        lambda opened: opened.document_of([3]),
+        lambda opened: opened.record_lengths(),
     ):
-        with pytest.raises(DataError, match="offsets are not in order"):
-            ask()
-    opened.cuts([0, 1], 9)
-    opened.document_of([3])
+        opened = open_store(store)
+        assert len(opened.read(0, 17, "sequence")) == 17
+        with pytest.raises(DataError, match=r"shard_0000/offsets\.bin has offsets that fall after"):
+            use(opened)
 
 
 def test_without_the_manifest_the_shards_describe_themselves(store):
@@ -174,6 +179,7 @@ HOSTILE = {
     "a later version": sets("version", FORMAT_VERSION + 1),
     "version 0": sets("version", 0),
     "a version that is a string": sets("version", "1"),
+    "a version that is true": sets("version", True),
     "no storage": lambda m: m.pop("storage"),
     "another storage": sets("storage", "zarr"),
     "a storage that is a list": sets("storage", ["bin"]),
@@ -245,6 +251,55 @@ def test_a_hostile_manifest_is_one_sentence_that_names_it(store, change):
     report = verify(store)
     assert not report.ok
     assert len(report.problems) == 1
+
+
+def test_a_flipped_bit_anywhere_in_the_manifest_is_refused(tmp_path):
+    write(tmp_path, token_records([4]), metadata={"lr": 1e-05}, ledger={"kept": 4})
+    path = tmp_path / "manifest.json"
+    raw = path.read_bytes()
+    assert read_manifest(tmp_path).sealed
+    for place in range(8 * len(raw)):
+        flipped = bytearray(raw)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        with pytest.raises(DataError, match=r"manifest\.json"):
+            read_manifest(tmp_path)
+
+
+def test_a_manifest_that_was_changed_is_refused_by_readers_and_named_by_verify(store):
+    path = store / "manifest.json"
+    path.write_text(path.read_text().replace('"ledger": {}', '"ledger": {"kept": 3}'))
+    with pytest.raises(DataError, match=r"manifest\.json .* was changed after it was written"):
+        open_store(store)
+    [problem] = verify(store).problems
+    assert "was changed after it was written" in problem
+
+
+def test_a_manifest_without_a_digest_opens_and_verify_says_what_that_means(tmp_path):
+    """A store that was written before manifests had one."""
+    old = shutil.copytree(Path(__file__).parent / "store_v1", tmp_path / "old")
+    store = open_store(old)
+    assert store.metadata == {
+        "eos_token_id": 0, "tokenizer": "abc", "vocab_size": 50, "ledger": {"trained": 5},
+    }  # fmt: skip
+    records = [[1, 2, 3, 0], [4, 0], [5, 6, 7, 8, 0]]
+    assert [store.record(i, "sequence").tolist() for i in range(3)] == records
+    report = verify(old)
+    assert report.ok
+    [note] = report.notes
+    assert note.startswith(f"{old / 'manifest.json'} has no digest of itself")
+    with ShardWriter(
+        tmp_path / "new",
+        {"sequence": "uint16", "loss_mask": "bool"},
+        max_tokens_per_shard=6,
+        vocab_size=50,
+        metadata={"eos_token_id": 0, "tokenizer": "abc"},
+        ledger={"trained": 5},
+    ) as writer:
+        for ids in records:
+            writer.append({"sequence": ids, "loss_mask": [i % 2 for i in ids]})
+    raw = (old / "manifest.json").read_bytes()
+    assert sealed(raw) == (tmp_path / "new/manifest.json").read_bytes()
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b'{"a": 1} x'])

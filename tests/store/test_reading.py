@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.store.helpers import (
     three_shards,
     token_records,
     write,
+    write_flat,
 )
 
 from penstock.errors import ConfigError, DataError, OutOfBounds
@@ -392,3 +394,43 @@ def test_rows_longer_than_the_fast_path_takes_and_unaligned_ones_are_exact():
             rows = store.gather(np.minimum(starts, 60_000 - length), length, "sequence")
             expected = np.minimum(starts, 60_000 - length)[:, None] + np.arange(length)
             assert (rows == expected).all()
+
+
+@pytest.mark.parametrize("kind", ["bin", "h5", "flat", "npy"])
+def test_a_store_named_by_a_relative_path_outlives_a_chdir(tmp_path, monkeypatch, kind):
+    there = tmp_path / "there"
+    if kind in {"bin", "h5"}:
+        write(there, token_records([3, 4]), max_tokens_per_shard=4, storage=kind)
+    elif kind == "flat":
+        write_flat(there, {"sequence": np.arange(7)})
+    else:
+        there.mkdir()
+        np.save(there / "x.npy", np.arange(7))
+    expected = open_store(there).read(0, 7, "sequence").tolist()
+    monkeypatch.chdir(tmp_path)
+    store = open_store("there")
+    assert store.path == there
+    monkeypatch.chdir("/")
+    assert store.read(0, 7, "sequence").tolist() == expected
+    assert pickle.loads(pickle.dumps(store)).read(0, 7, "sequence").tolist() == expected
+
+
+def test_fetch_refuses_tokens_that_int64_would_turn_negative():
+    store = Store()
+    store._normalize({"sequence": [np.array([1, 2**63 - 1, 2**63], np.uint64)]})
+    assert store.fetch(0, 2, "sequence").tolist() == [1, 2**63 - 1]
+    with pytest.raises(DataError, match="'sequence' holds the token 9223372036854775808"):
+        store.fetch(0, 3, "sequence")
+
+
+def test_rewards_and_fractions_do_not_count_as_tokens():
+    store = Store()
+    store._normalize({"responses": [np.arange(9)], "rewards": [np.array([1, 0])]})
+    assert len(store) == 9
+    with pytest.raises(OutOfBounds, match="length=2"):
+        store.read(0, 3, ["responses", "rewards"])
+    store._normalize({"scores": [np.ones(3, np.float32)]})
+    assert len(store) == 9
+    alone = Store()
+    alone._normalize({"scores": [np.ones(3, np.float32)]})
+    assert len(alone) == 3

@@ -55,7 +55,7 @@ def test_a_flipped_bit_anywhere_is_found_and_named(tmp_path_factory, data):
     root = tmp_path_factory.mktemp("store")
     storage = data.draw(st.sampled_from(["bin", "h5"]))
     write(root, token_records([4, 5, 8]), max_tokens_per_shard=9, storage=storage)
-    files = sorted(p for p in root.rglob("*") if p.is_file() and p.name != "manifest.json")
+    files = sorted(p for p in root.rglob("*") if p.is_file())
     path = data.draw(st.sampled_from(files))
     raw = bytearray(path.read_bytes())
     place = data.draw(st.integers(0, len(raw) - 1))
@@ -157,6 +157,34 @@ def test_a_foreign_store_is_checked_for_sizes_and_a_note_says_there_are_no_check
     (store / "rejected.bin").write_bytes(bytes(9))
     [problem] = verify(store).problems
     assert "rejected.bin holds 9 bytes" in problem
+
+
+def test_without_the_manifest_the_shards_own_checksums_are_compared(tmp_path):
+    store = write(tmp_path, token_records([4, 5, 8]), max_tokens_per_shard=9, vocab_size=60_000)
+    (store / "manifest.json").unlink()
+    report = verify(store)
+    assert report.ok
+    assert (report.shards, report.tokens, report.documents) == (2, 17, 3)
+    [note] = report.notes
+    assert "has no manifest.json, so there is no tokenizer, no end-of-text id" in note
+    for name in ("sequence.bin", "loss_mask.bin", "offsets.bin"):
+        path = store / "__default__/shard_0001" / name
+        raw = path.read_bytes()
+        path.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
+        problems = verify(store).problems
+        assert any(f"{path} has the checksum" in problem for problem in problems), problems
+        path.write_bytes(raw)
+    shard = verify(store / "__default__/shard_0001")
+    assert shard.ok
+    assert shard.tokens == 8
+
+
+def test_without_the_manifest_hdf5_files_have_no_checksums_and_a_note_says_so(tmp_path):
+    store = write(tmp_path, token_records([4, 5]), storage="h5")
+    (store / "manifest.json").unlink()
+    report = verify(store)
+    assert report.ok
+    assert "nor checksums of its files" in report.notes[0]
 
 
 def test_an_unfinished_store_and_no_store_are_problems_too(tmp_path):

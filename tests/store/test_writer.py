@@ -571,3 +571,14 @@ def test_a_living_writers_folder_is_left_alone_and_a_dead_ones_removed(tmp_path)
     write(out, token_records([3]), commit=False, domain="other")
     assert list(out.glob(".tmp-*")) == []
     assert [path.name for path in (out / "other").iterdir()] == ["shard_0000"]
+
+
+def test_a_key_may_be_given_by_its_numpy_dtype_or_type(tmp_path):
+    keys = {"a": np.uint16, "b": np.dtype(">u4"), "c": Key(dtype=np.float32), "d": bool}
+    with ShardWriter(tmp_path / "s", keys) as writer:
+        writer.append({"a": [1], "b": [70_000], "c": [0.5], "d": [1]})
+    store = open_store(tmp_path / "s")
+    assert [store.dtype(key).name for key in "abcd"] == ["uint16", "uint32", "float32", "bool"]
+    for wrong in (object, {"names": 3}, [3]):
+        with pytest.raises(ConfigError, match="cannot be stored"):
+            ShardWriter(tmp_path / "t", {"a": wrong})

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from penstock.dataset.base import Place, Sample
 from penstock.pack import Boundaries, Documents
+from penstock.store.values import check_int64
 
 IGNORED = -100
 _SIGNED = {np.dtype(f"u{size}"): np.dtype(f"i{size}") for size in (2, 4, 8)}
@@ -40,6 +41,9 @@ class Windows:
     source: npt.NDArray[np.int64] | None = None  # (n,)
     target: str = "labels"
     _documents: Documents | None = None
+
+    def __post_init__(self) -> None:
+        check_int64(self.tokens, "A batch")
 
     def batch(self, lo: int, hi: int, place: Place | None = None) -> Sample:
         """Rows lo to hi as one batch, widened here or at `place`."""
@@ -68,15 +72,14 @@ def merge(parts: Sequence[Windows], places: Sequence[npt.NDArray[np.int64]]) -> 
     """Windows of several sources as one, `parts[k]`'s rows at `places[k]` of the whole."""
     rows, width = sum(len(p.tokens) for p in parts), parts[0].tokens.shape[1]
     dtype = np.result_type(*(p.tokens.dtype for p in parts))
-    whole = Windows(
-        np.empty((rows, width), dtype if dtype.kind in "iu" else np.int64),  # never a float
-        target=parts[0].target,
-    )
+    tokens = np.empty((rows, width), dtype if dtype.kind in "iu" else np.int64)  # never a float
+    for part, place in zip(parts, places, strict=True):
+        tokens[place] = part.tokens
+    whole = Windows(tokens, target=parts[0].target)
     if any(part.mask is not None for part in parts):
         whole.mask = np.ones((rows, width), np.bool_)
     cuts = []
     for part, place in zip(parts, places, strict=True):
-        whole.tokens[place] = part.tokens
         if part.mask is not None and whole.mask is not None:
             whole.mask[place] = part.mask
         if part.used is not None:

@@ -33,6 +33,8 @@ class MixtureDataset(SampleDataset):
     def __init__(self, datasets: Sequence[Any], names: Sequence[str]) -> None:
         if not datasets:
             raise ConfigError("At least one dataset is needed for a mixture")
+        if isinstance(names, str):
+            raise ConfigError(f"names are a list, one a dataset, not the string {names!r}")
         if len(datasets) != len(names):
             raise ConfigError(
                 f"datasets and names must have the same length, "

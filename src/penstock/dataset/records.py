@@ -21,6 +21,7 @@ from penstock.dataset.base import Sample
 from penstock.dataset.tasks import BaseDataset, DatasetFactory
 from penstock.errors import ConfigError, DataError
 from penstock.store import Store
+from penstock.store.values import check_int64
 
 
 class RecordDataset(BaseDataset):
@@ -113,6 +114,16 @@ class GRPODataset(RecordDataset):
     """
 
     required_keys = ("prompts", "responses", "masks", "rewards")
+
+    def _check(self, store: Store) -> None:
+        super()._check(store)
+        tokens, rewards = store.total("responses"), store.total("rewards")
+        if not store.documents and rewards != tokens:
+            raise DataError(
+                f"{store.path} has {rewards:,} rewards for {tokens:,} tokens of responses and no "
+                "record boundaries, so nothing says which belongs to which: give each token its "
+                "reward, or prepare it again with records"
+            )
 
     @property
     def cut_records(self) -> int:
@@ -232,5 +243,7 @@ def _lengths(values: Any) -> list[int]:
 
 def _tensor(array: npt.NDArray[Any], dtype: torch.dtype) -> Tensor:
     """A fresh tensor; numpy converts, since torch knows fewer types."""
+    if dtype == torch.int64:
+        check_int64(array, "A record")
     names = {torch.int64: np.int64, torch.bool: np.bool_, torch.float32: np.float32}
     return torch.from_numpy(np.array(array, dtype=names[dtype]))

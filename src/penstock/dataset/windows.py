@@ -95,8 +95,11 @@ class MemoryMappedDataset(TokenWindows):
     documents from 0 in each sample. Batches (`take`, loaders) have `position_ids`, `cu_seqlens` and
     `max_seqlen` too.
 
+    A folder that is a store itself is read as one. Else `file_pattern` alone decides, whatever
+    stores lie below; where nothing matches, they are read.
+
     A `.npy` file states its dtype; a raw `.bin` file does not, so `dtype` (or a `meta.json` beside
-    the file) has to.
+    the file, or else `default_dtype`) has to.
     """
 
     def __init__(
@@ -108,12 +111,13 @@ class MemoryMappedDataset(TokenWindows):
         eos_token_id: int | None = None,
         *,
         dtype: str | None = None,
+        default_dtype: str | None = None,
     ) -> None:
         if pack_sequences and eos_token_id is None:
             raise ConfigError(
                 "eos_token_id is required when pack_sequences=True: documents end at that token"
             )
-        store = MmapStore(dtype=dtype, file_pattern=file_pattern)
+        store = MmapStore(dtype=dtype, default_dtype=default_dtype, file_pattern=file_pattern)
         try:
             store.load(data_dir)
         except MissingData:

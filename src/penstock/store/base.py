@@ -14,7 +14,6 @@ import operator
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -23,10 +22,11 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError, MissingData, OutOfBounds
 from penstock.store import advice, shared
-from penstock.store.contents import Contents, empty, in_memory
+from penstock.store.contents import Contents, empty, in_memory, value_keys
 from penstock.store.records import Level
 from penstock.store.schema import is_mask
 from penstock.store.segments import I64, Array, Column, positions_of
+from penstock.store.values import check_int64
 
 if TYPE_CHECKING:
     import torch
@@ -56,9 +56,10 @@ class Store:
 
     def load(self, path: PathLike) -> Self:
         """Open what stands at `path`; shards are opened when they are first read."""
-        contents = self._open(Path(path))
+        place = Path(path).absolute()  # shards are opened later, perhaps after a chdir
+        contents = self._open(place)
         self.close()
-        self._path, self._was_closed = Path(path), False
+        self._path, self._was_closed = place, False
         self._take(contents)
         return self
 
@@ -108,7 +109,7 @@ class Store:
             facts = (contents.metadata, contents.values, self.fingerprint)
             return {**state, "_contents": (handle, *facts)}
         if self._path is None:
-            raw = {name: self._shards(column) for name, column in contents.columns.items()}
+            raw = {name: column.arrays() for name, column in contents.columns.items()}
             return {**state, "_contents": raw}
         return state
 
@@ -129,7 +130,7 @@ class Store:
 
     @property
     def path(self) -> Path | None:
-        """Where the store was loaded from."""
+        """Where the store was loaded from, as an absolute path."""
         return self._path
 
     @property
@@ -227,6 +228,8 @@ class Store:
                 wanted = np.dtype(np.bool_)
             elif values.dtype.kind in "iu":
                 wanted = np.dtype(np.int64)
+                if dtype is None:
+                    check_int64(values, f"{self._path or 'The store'}: {name!r}")
             tensor = torch.from_numpy(values.astype(wanted))
             tensors[name] = tensor if dtype is None else tensor.to(dtype)
         return tensors[keys] if isinstance(keys, str) else tensors
@@ -345,6 +348,7 @@ class Store:
                 kept,
                 columns=columns,
                 levels={**kept.levels, **found.levels},
+                values=value_keys(columns),
                 fingerprint=lambda: shared.content_fingerprint(columns),
             )
         )
@@ -352,7 +356,7 @@ class Store:
     @property
     def _data(self) -> dict[str, list[Array]]:
         """Each key's shards, as read-only arrays."""
-        return {name: self._shards(column) for name, column in self._columns().items()}
+        return {name: column.arrays() for name, column in self._columns().items()}
 
     @property
     def _cum(self) -> dict[str, list[int]]:
@@ -401,11 +405,4 @@ class Store:
                 f"{self._path} has no record offsets{f' for {name!r}' if name else ''}, so where "
                 "its records begin is unknown: prepare it again, or read it by position."
             )
-        return found
-
-    @staticmethod
-    def _shards(column: Column) -> list[Array]:
-        found = [column.read(begin, end) for begin, end in pairwise(column.bounds.tolist())]
-        for array in found:
-            array.flags.writeable = False
         return found

@@ -84,7 +84,7 @@ def _contents(table: Table, fingerprint: Callable[[], str]) -> Contents:
             begin = int(first[shard])
             parent = schema.parents[array]
             entries = table.documents if parent is None else table.totals[parent]
-            return check_ends(
+            return check_offsets(
                 numbers[begin : begin + int(entries[shard]) + 1],
                 int(table.totals[array][shard]),
                 path,
@@ -95,11 +95,16 @@ def _contents(table: Table, fingerprint: Callable[[], str]) -> Contents:
     return tabled(table, values, offsets, fingerprint)
 
 
-def check_ends(offsets: Array, total: int, where: object) -> Array:
-    """Offsets begin at 0 and end at the total, or they belong to other data."""
+def check_offsets(offsets: Array, total: int, where: object) -> Array:
+    """Offsets rise from 0 to the total, or they are damaged or belong to other data."""
     if int(offsets[0]) != 0 or int(offsets[-1]) != total:
         raise DataError(
             f"{where} has record offsets from {int(offsets[0]):,} to {int(offsets[-1]):,} where 0 "
             f"to {total:,} was expected: restore it or write the store again."
+        )
+    falls = offsets[1:] < offsets[:-1]
+    if falls.any():
+        raise DataError(
+            f"{where} has offsets that fall after record {int(falls.argmax())}: restore it."
         )
     return offsets

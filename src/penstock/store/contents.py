@@ -31,11 +31,24 @@ class Contents:
     values: frozenset[str] = frozenset()  # keys that hold one number an item, not one a token
     metadata: dict[str, Any] = field(default_factory=dict)
     fingerprint: Callable[[], str] = str
+    table: Table | None = None  # the shards of a Penstock store
 
 
 def empty() -> Contents:
     """A store with nothing in it."""
     return Contents(columns={})
+
+
+def value_keys(columns: Mapping[str, Column]) -> frozenset[str]:
+    """Keys of numbers that are no tokens: rewards and fractions; none where there is nothing else.
+
+    >>> columns = {"responses": Column.of([np.arange(9)]), "rewards": Column.of([np.ones(2)])}
+    >>> sorted(value_keys(columns))
+    ['rewards']
+    """
+    found = {name for name, column in columns.items() if column.dtype.kind == "f"}
+    found |= {"rewards"} & columns.keys()
+    return frozenset(found if len(found) < len(columns) else ())
 
 
 def tabled(
@@ -69,6 +82,7 @@ def tabled(
         values=frozenset(schema.keys) - frozenset(schema.token_keys),
         metadata=table.metadata,
         fingerprint=fingerprint,
+        table=table,
     )
 
 
@@ -85,7 +99,7 @@ def in_memory(raw: Mapping[str, Sequence[Any]], *, each_is_a_record: bool) -> Co
             levels[name] = (Level.of([counts]), Level.of([columns[name].bounds]))
         elif each_is_a_record and items:
             levels[name] = (Level.of([columns[name].bounds]),)
-    return Contents(columns=columns, levels=levels)
+    return Contents(columns=columns, levels=levels, values=value_keys(columns))
 
 
 def sampled_fingerprint(root: Path, files: Iterable[Path], *facts: str) -> str:

@@ -18,7 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError, MissingData
-from penstock.store.contents import Contents, sampled_fingerprint
+from penstock.store.aligned import Part, check_aligned
+from penstock.store.contents import Contents, sampled_fingerprint, value_keys
+from penstock.store.manifest import META
 from penstock.store.mapping import map_file
 from penstock.store.paths import inside, read_json, safe_name
 from penstock.store.records import Level
@@ -45,23 +47,30 @@ def open_meta(root: Path, metas: Sequence[Path]) -> Contents:
     """The keys that AstrAI's meta.json files describe, shards in the order of the files."""
     files: dict[str, list[tuple[Path, np.dtype[Any], int]]] = {}
     offsets: dict[str, list[Array | None]] = {}
+    parts: dict[Path, dict[str, Part]] = {}
     for meta in metas:
+        parts[meta] = {}
         for key, entry in read_json(meta).items():
             path, dtype, count, starts = _entry(meta, key, entry)
             files.setdefault(key, []).append((path, dtype, count))
             offsets.setdefault(key, []).append(starts)
+            sizes = None if starts is None else np.diff(starts)
+            parts[meta][key] = Part(lengths=[count], records=sizes)
+    check_aligned(parts)
     columns = {key: _mapped(shards, root) for key, shards in files.items()}
     levels: dict[str, tuple[Level, ...]] = {
-        key: (Level.of([part for part in parts if part is not None]),)
-        for key, parts in offsets.items()
-        if all(part is not None for part in parts)
+        key: (Level.of([starts for starts in found if starts is not None]),)
+        for key, found in offsets.items()
+        if all(starts is not None for starts in found)
     }
 
     def fingerprint() -> str:
         shards = [path for found in files.values() for path, _, _ in found]
         return sampled_fingerprint(root, [*metas, *shards])
 
-    return Contents(columns=columns, levels=levels, fingerprint=fingerprint)
+    return Contents(
+        columns=columns, levels=levels, values=value_keys(columns), fingerprint=fingerprint
+    )
 
 
 def _mapped(shards: Sequence[tuple[Path, np.dtype[Any], int]], root: Path) -> Column:
@@ -168,39 +177,27 @@ def npy_header(path: Path) -> tuple[np.dtype[Any], int, int]:
     return dtype, int(shape[0]), skip
 
 
-def open_raw(root: Path, files: Sequence[Path], dtype: npt.DTypeLike | None) -> Contents:
-    """Raw .bin files without a header, of a dtype that somebody stated, as the key "sequence"."""
-    if dtype is None:
-        raise ConfigError(
-            f"{files[0]} has no meta.json beside it, so its dtype is unknown: pass dtype='uint16' "
-            "(or what it is), or run `penstock prepare`."
-        )
-    stated = np.dtype(named_dtype(dtype)).newbyteorder("<")
-    if stated.kind not in "iu":
-        raise ConfigError(f"dtype is {stated}, where an integer dtype of tokens was expected.")
-    counts = []
-    for path in files:
-        try:
-            size = path.stat().st_size
-        except FileNotFoundError:
-            raise MissingData(f"{path} is missing: name a .bin file or a folder of them.") from None
-        count, rest = divmod(size, stated.itemsize)
-        if rest:
-            raise DataError(
-                f"{path} holds {size:,} bytes, which is not a whole number of {stated} tokens: "
-                "it is cut short, or the dtype is another."
-            )
-        counts.append(count)
-    column = _mapped([(p, stated, n) for p, n in zip(files, counts, strict=True)], root)
+def open_raw(
+    root: Path,
+    files: Sequence[Path],
+    dtype: npt.DTypeLike | None,
+    default: npt.DTypeLike | None = None,
+) -> Contents:
+    """Raw .bin files without a header as the key "sequence", each of the dtype stated for it."""
+    shards = [
+        (path, stated := _stated(path, dtype, default), _count(path, stated)) for path in files
+    ]
+    names = [stated.name for _, stated, _ in shards]
+    facts = names if len(set(names)) > 1 else names[:1]
     return Contents(
-        columns={SEQUENCE: column},
-        fingerprint=lambda: sampled_fingerprint(root, files, str(stated.name)),
+        columns={SEQUENCE: _mapped(shards, root)},
+        fingerprint=lambda: sampled_fingerprint(root, files, *facts),
     )
 
 
 def raw_dtype_beside(path: Path) -> str | None:
     """The dtype that a meta.json beside a raw .bin file states for it, or for all: {"dtype": …}."""
-    meta = path.parent / "meta.json"
+    meta = path.parent / META
     if not meta.exists():
         return None
     value = read_json(meta)
@@ -208,3 +205,41 @@ def raw_dtype_beside(path: Path) -> str | None:
     entry = (keys if isinstance(keys, dict) else value).get(path.stem, value)
     found = entry.get("dtype") if isinstance(entry, dict) else None
     return None if found is None else parse_dtype(found, meta).name
+
+
+def _stated(
+    path: Path, dtype: npt.DTypeLike | None, default: npt.DTypeLike | None
+) -> np.dtype[Any]:
+    """The dtype of a raw file: what was passed, else what is beside it, else the default."""
+    found = raw_dtype_beside(path) if dtype is None else dtype
+    found = default if found is None else found
+    if found is None:
+        there = (path.parent / META).exists()
+        what = (
+            "a meta.json beside it which states no dtype for it"
+            if there
+            else "no meta.json beside it"
+        )
+        raise ConfigError(
+            f"{path} has {what}, so its dtype is unknown: pass dtype='uint16' (or what it is), or "
+            "run `penstock prepare`."
+        )
+    stated = np.dtype(named_dtype(found)).newbyteorder("<")
+    if stated.kind not in "iu":
+        raise ConfigError(f"dtype is {stated}, where an integer dtype of tokens was expected.")
+    return stated
+
+
+def _count(path: Path, dtype: np.dtype[Any]) -> int:
+    """How many tokens a raw file holds."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise MissingData(f"{path} is missing: name a .bin file or a folder of them.") from None
+    count, rest = divmod(size, dtype.itemsize)
+    if rest:
+        raise DataError(
+            f"{path} holds {size:,} bytes, which is not a whole number of {dtype} tokens: "
+            "it is cut short, or the dtype is another."
+        )
+    return count

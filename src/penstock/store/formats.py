@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.errors import ConfigError, DataError, MissingData
 from penstock.store.base import Store
+from penstock.store.folder import described, has_hdf5, holds_store
 from penstock.store.manifest import MANIFEST, META, storage_of
 from penstock.store.mmap import MmapStore
 from penstock.store.paths import HDF5, scan
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def detect_format(path: str | Path) -> str:
-    """The format at a path: "h5", "bin" or "npy". HDF5 files win where a folder holds several."""
+    """The format at a path: "h5", "bin" or "npy".
+
+    What the folder is itself counts first; below it, HDF5 files win where there are several.
+    """
     root = Path(path)
     if root.is_file():
         suffix = root.suffix.lower()
@@ -36,6 +40,8 @@ def detect_format(path: str | Path) -> str:
         )
     if (root / MANIFEST).is_file():
         return storage_of(root)
+    if has_hdf5(root) or described(root):
+        return "h5" if has_hdf5(root) else "bin"
     found = {file.name if file.name == META else file.suffix.lower() for file in scan(root, _known)}
     if found & set(HDF5):
         return "h5"
@@ -101,8 +107,9 @@ def open_store(
 ) -> Store:
     """Open whatever stands at a path. `dtype` is that of raw .bin files.
 
-    `file_pattern` chooses files in a folder that has no store of its own.
+    `file_pattern` chooses files in a folder that is no store itself, whatever lies further below.
     """
-    if detect_format(path) == "h5":
+    of_files = file_pattern is not None and not holds_store(path, file_pattern)
+    if not of_files and detect_format(path) == "h5":
         return StoreFactory.create("h5", partial=partial).load(path)
     return MmapStore(dtype=dtype, file_pattern=file_pattern, partial=partial).load(path)

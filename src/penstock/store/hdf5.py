@@ -27,9 +27,10 @@ import h5py
 import numpy as np
 
 from penstock.errors import DataError, MissingData, PenstockError
+from penstock.store.aligned import Part, check_aligned
 from penstock.store.base import PathLike, Store
-from penstock.store.binary import check_ends, refuse_unfinished
-from penstock.store.contents import Contents, sampled_fingerprint, tabled
+from penstock.store.binary import check_offsets, refuse_unfinished
+from penstock.store.contents import Contents, sampled_fingerprint, tabled, value_keys
 from penstock.store.manifest import MANIFEST, Shard, Table, parse_meta, read_manifest, tabulate
 from penstock.store.mapping import map_file
 from penstock.store.paths import HDF5, inside, natural, scan
@@ -101,7 +102,8 @@ def opened(path: Path) -> Iterator[h5py.File]:
     except FileNotFoundError:
         raise MissingData(f"{path} is missing: restore it or write the store again.") from None
     except (OSError, RuntimeError, KeyError, TypeError, ValueError) as err:
-        raise DataError(f"{path} is not an HDF5 file that can be read: {err}.") from err
+        why = " ".join(str(err).split())  # h5py's may have lines
+        raise DataError(f"{path} is not an HDF5 file that can be read: {why}.") from err
 
 
 def _members(group: h5py.Group, where: str) -> list[tuple[str, Any]]:
@@ -202,40 +204,65 @@ def _open_files(root: Path, files: Sequence[Path]) -> Contents:
         shards.sort(key=lambda shard: natural(shard.path))
         table = tabulate(base, shards)
         return _open_table(table, lambda: sampled_fingerprint(root, files))
-    places: dict[str, list[_Place]] = {}
-    items: dict[str, list[int]] = {}
+    groups: dict[Path, dict[str, _Foreign]] = {}
     for path in files:
         with opened(path) as file:
-            for key, member in _members(file, str(path)):
-                _foreign_key(path, member, places.setdefault(key, []), items.setdefault(key, []))
+            groups[path] = {
+                key: _foreign_key(path, member) for key, member in _members(file, str(path))
+            }
+    check_aligned(
+        {path: {key: found.part for key, found in keys.items()} for path, keys in groups.items()}
+    )
+    columns, levels = {}, {}
     reader = _Reader()
-    columns = {key: _column(found, reader, root) for key, found in places.items()}
-    levels: dict[str, tuple[Level, ...]] = {}
-    for key, counts in items.items():
-        if counts == [1] * len(places[key]):
-            levels[key] = (Level.of([columns[key].bounds]),)
-        elif counts:
-            levels[key] = (Level.of([bounds_of(counts)]), Level.of([columns[key].bounds]))
+    for key in dict.fromkeys(key for keys in groups.values() for key in keys):
+        found = [keys[key] for keys in groups.values() if key in keys]
+        columns[key] = _column([place for one in found for place in one.places], reader, root)
+        level = _foreign_levels(columns[key], [one.items for one in found])
+        if level:
+            levels[key] = level
     return Contents(
         columns=columns,
         levels=levels,
+        values=value_keys(columns),
         fingerprint=lambda: sampled_fingerprint(root, files),
     )
 
 
-def _foreign_key(path: Path, member: Any, places: list[_Place], items: list[int]) -> None:
-    """Note a key's datasets in one file, and how many belong to each record."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Foreign:
+    """A key in one file: its datasets, and how many each record has; None without records."""
+
+    places: list[_Place]
+    items: list[int] | None
+
+    @property
+    def part(self) -> Part:
+        """What has to be the same for keys that belong together."""
+        return Part(lengths=[place.count for place in self.places], records=self.items)
+
+
+def _foreign_key(path: Path, member: Any) -> _Foreign:
     if not isinstance(member, h5py.Group):
-        places.append(_place(path, member))
-        return
+        return _Foreign(places=[_place(path, member)], items=None)
+    places, items = [], []
     for _, record in _members(member, f"{path}:{member.name}"):
+        inner = [("", record)]
         if isinstance(record, h5py.Group):
             inner = _members(record, f"{path}:{record.name}")
-            places += [_place(path, dataset) for _, dataset in inner]
-            items.append(len(inner))
-        else:
-            places.append(_place(path, record))
-            items.append(1)
+        places += [_place(path, dataset) for _, dataset in inner]
+        items.append(len(inner))
+    return _Foreign(places=places, items=items)
+
+
+def _foreign_levels(column: Column, files: Sequence[list[int] | None]) -> tuple[Level, ...]:
+    """A key's records: one dataset each, or a group of them; none where a file has none."""
+    counts = [count for items in files for count in items or ()]
+    if not counts or any(items is None for items in files):
+        return ()
+    if counts == [1] * column.shards:
+        return (Level.of([column.bounds]),)
+    return Level.of([bounds_of(counts)]), Level.of([column.bounds])
 
 
 def _column(places: Sequence[_Place], reader: _Reader, root: Path) -> Column:
@@ -255,7 +282,7 @@ def read_shard(root: Path, path: Path) -> Shard | None:
     if not isinstance(stated, str):
         return None
     name = path.name if root == path else path.relative_to(root).as_posix()
-    return parse_meta(stated.encode(), path, name, size=path.stat().st_size)
+    return parse_meta(stated.encode(), path, name, checksum="", size=path.stat().st_size)
 
 
 def _open_table(table: Table, fingerprint: Callable[[], str]) -> Contents:
@@ -299,7 +326,7 @@ def _open_table(table: Table, fingerprint: Callable[[], str]) -> Contents:
             found, place = find(shard, f"{OFFSETS}/{array}", int(entries[shard]) + 1)
             total = int(table.totals[array][shard])
             numbers = found[0 : place.count].astype(np.int64, copy=False)
-            return check_ends(numbers, total, place.path)
+            return check_offsets(numbers, total, place.path)
 
         return open_shard
 

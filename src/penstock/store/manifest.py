@@ -7,11 +7,12 @@ look at any shard. Format version 1, for one shard of ten tokens in two records:
      "keys": {"sequence": {"dtype": "uint16", "role": "ids", "offsets": ["sequence"]}},
      "shards": {"path": ["__default__/shard_0000"], "documents": [2],
                 "totals": {"sequence": [10]}, "checksum": ["…"], "bytes": [0]},
-     "metadata": {"eos_token_id": 0}, "ledger": {}}
+     "metadata": {"eos_token_id": 0}, "ledger": {}, "digest": "…"}
 
 `totals` has one column an offsets array: what it measures, tokens or items. The checksum is that
 of the shard's meta.json, which holds those of its other files; or that of its one HDF5 file,
-whose size is in `bytes`.
+whose size is in `bytes`. The digest, which comes last, is that of all bytes before it; the first
+manifests of version 1 had none.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ MANIFEST = "manifest.json"
 META = "meta.json"
 INCOMPLETE = ".incomplete"  # there from a writer's first shard until the manifest stands
 _MOST = 2**53
+_WITHOUT_DIGEST = {
+    "format", "version", "storage", "tokens", "documents", "keys", "metadata", "ledger", "shards",
+}  # fmt: skip
+_DIGEST = re.compile(rb',\s*"digest":\s*"([0-9a-f]{32})"\s*\}\s*\Z')
 _STORAGE = re.compile(rb'"storage": *"(bin|h5)"')
 
 
@@ -54,7 +59,8 @@ class Table:
     checksums: list[str]
     sizes: I64  # bytes of each HDF5 file; 0 for .bin shards
     metadata: dict[str, Any] = field(default_factory=dict)
-    digest: str = ""  # of the manifest's bytes
+    digest: str = ""  # of the manifest's bytes; none where there is no manifest
+    sealed: bool = True  # whether the manifest holds a digest of itself
 
     @property
     def tokens(self) -> int:
@@ -88,6 +94,7 @@ def read_manifest(root: Path) -> Table:
     raw = read_bytes(path)
     value = parse_json(raw, path)
     _check_version(value, path)
+    _check_digest(value, raw, path)
     schema = Schema.from_json(value.get("keys"), path)
     shards = value.get("shards")
     if not isinstance(shards, dict):
@@ -109,6 +116,7 @@ def read_manifest(root: Path) -> Table:
         sizes=_counts(shards.get("bytes"), len(names), f'{path}, "shards.bytes"'),
         metadata=_metadata(value, path),
         digest=xxhash.xxh3_128_hexdigest(raw),
+        sealed="digest" in value,
     )
     stated = (value.get("tokens"), value.get("documents"))
     found = (table.tokens, int(table.documents.sum()))
@@ -149,11 +157,27 @@ def manifest_bytes(table: Table, metadata: dict[str, Any], ledger: dict[str, Any
         },
     }
     lines = [f"{json.dumps(key)}: {json.dumps(part)}" for key, part in value.items()]
-    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+    return sealed(("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
 
-def parse_meta(raw: bytes, path: Path, name: str, *, checksum: str = "", size: int = 0) -> Shard:
-    """The shard `name` that a meta.json (or the same object in an HDF5 file) describes."""
+def sealed(raw: bytes) -> bytes:
+    r"""A JSON object with a digest of its own bytes as its last entry.
+
+    >>> sealed(b'{"version": 1}')
+    b'{"version": 1,\n"digest": "425fc6d2cbd7f13eb61793d336f2ed0f"\n}\n'
+    """
+    content = raw.rstrip()[:-1].rstrip()
+    digest = xxhash.xxh3_128_hexdigest(content)
+    return content + f',\n"digest": "{digest}"\n}}\n'.encode()
+
+
+def parse_meta(
+    raw: bytes, path: Path, name: str, *, checksum: str | None = None, size: int = 0
+) -> Shard:
+    """The shard `name` that a meta.json (or the same object in an HDF5 file) describes.
+
+    Its checksum is that of `raw`, unless another is given ("" for none).
+    """
     value = parse_json(raw, path)
     _check_version(value, path)
     schema = Schema.from_json(value.get("keys"), path)
@@ -180,7 +204,7 @@ def parse_meta(raw: bytes, path: Path, name: str, *, checksum: str = "", size: i
         documents=documents,
         totals=totals,
         checksums=checksums,
-        checksum=checksum or xxhash.xxh3_64_hexdigest(raw),
+        checksum=xxhash.xxh3_64_hexdigest(raw) if checksum is None else checksum,
         size=size,
     )
 
@@ -259,10 +283,23 @@ def _check_version(value: dict[str, Any], path: Path) -> None:
     if value.get("format") != FORMAT:
         raise DataError(f"{path} is not a Penstock store's: its format is {value.get('format')!r}.")
     version = value.get("version")
-    if not isinstance(version, int) or not 1 <= version <= FORMAT_VERSION:
+    if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
         raise DataError(
             f"{path} has format version {version!r}, and this Penstock reads up to "
             f"{FORMAT_VERSION}: upgrade Penstock."
+        )
+
+
+def _check_digest(value: dict[str, Any], raw: bytes, path: Path) -> None:
+    """Refuse a manifest that is not as it was written."""
+    if "digest" not in value and value.keys() <= _WITHOUT_DIGEST:
+        return
+    found = _DIGEST.search(raw, max(len(raw) - 200, 0))
+    content = raw[: found.start()] if found else raw
+    if found is None or found[1].decode() != xxhash.xxh3_128_hexdigest(content):
+        raise DataError(
+            f"{path} has another digest than the one in its last line: it was changed after it was "
+            "written; restore it, or remove it and commit() the shards again."
         )
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -35,6 +35,7 @@ DTYPES = (
 )  # fmt: skip
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 _RESERVED = {"offsets", "__offsets__", "source", "meta", "manifest"}
+_PARTNERS = {"loss_mask": "sequence", "position_ids": "sequence", "masks": "responses"}
 _ROLES: tuple[Role, ...] = ("ids", "mask", "positions", "value")
 
 
@@ -45,6 +46,15 @@ def is_mask(name: str) -> bool:
     [True, True, True, False]
     """
     return name in {"loss_mask", "masks"} or name.endswith("_mask")
+
+
+def aligned_with(name: str) -> str:
+    """The key with which one is aligned, by its name; a key on its own, with itself.
+
+    >>> [aligned_with(name) for name in ("loss_mask", "masks", "chosen_mask", "chosen")]
+    ['sequence', 'responses', 'chosen', 'chosen']
+    """
+    return _PARTNERS.get(name, name.removesuffix("_mask"))
 
 
 def parse_dtype(name: object, where: object) -> np.dtype[Any]:
@@ -60,7 +70,7 @@ def named_dtype(dtype: npt.DTypeLike) -> str:
     """The name of a dtype that a user gave, if a store can hold it."""
     try:
         name = np.dtype(dtype).name
-    except TypeError:
+    except (TypeError, ValueError):
         name = repr(dtype)
     if name not in DTYPES:
         raise ConfigError(
@@ -117,13 +127,13 @@ class Schema:
     @classmethod
     def of(
         cls,
-        keys: Mapping[str, Key | str | None],
+        keys: Mapping[str, Key | npt.DTypeLike | None],
         *,
         vocab_size: int | None = None,
         groups: Iterable[Iterable[str]] | None = None,
     ) -> Schema:
         """The schema a writer was asked for; `groups` replace the default alignment."""
-        wanted = {n: k if isinstance(k, Key) else Key(dtype=k) for n, k in keys.items()}
+        wanted = {name: _key(key) for name, key in keys.items()}
         if not wanted:
             raise ConfigError("No keys were given: say which there are, as {'sequence': 'uint16'}.")
         for name in wanted:
@@ -203,6 +213,17 @@ class Schema:
         return found or list(self.keys)
 
 
+def _key(given: Key | npt.DTypeLike | None) -> Key:
+    """A key as it was given, its dtype by name.
+
+    >>> _key(np.uint16).dtype, _key(None).dtype
+    ('uint16', None)
+    """
+    if not isinstance(given, Key):
+        return Key(dtype=None if given is None else named_dtype(given))
+    return given if given.dtype is None else replace(given, dtype=named_dtype(given.dtype))
+
+
 def _role(name: str, key: Key) -> Role:
     if key.dtype == "bool" or is_mask(name):
         return "mask"
@@ -215,7 +236,7 @@ def _role(name: str, key: Key) -> Role:
 
 def _writable_dtype(name: str, key: Key, role: Role, vocab_size: int | None) -> str:
     if key.dtype is not None:
-        return named_dtype(key.dtype)
+        return key.dtype
     match role:
         case "mask":
             return "bool"
@@ -239,8 +260,7 @@ def _leads(keys: Mapping[str, Key], groups: Iterable[Iterable[str]] | None) -> d
     `masks` and `rewards` with `responses`.
     """
     if groups is None:
-        partners = {"loss_mask": "sequence", "position_ids": "sequence", "masks": "responses"}
-        leads = {name: partners.get(name, name.removesuffix("_mask")) for name in keys}
+        leads = {name: aligned_with(name) for name in keys}
         rewarded = keys.get("responses")
         if "rewards" in keys and rewarded is not None and rewarded.nested:
             leads["rewards"] = "responses"

@@ -14,6 +14,7 @@ Positions are counted over all shards: shard s holds [bounds[s], bounds[s + 1]).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -145,6 +146,10 @@ class Column:
             return self._open(index)
         self._touched[index] = True
         return found
+
+    def arrays(self) -> list[Array]:
+        """Every shard, as a read-only array."""
+        return [_read_only(self.read(begin, end)) for begin, end in pairwise(self.bounds.tolist())]
 
     def read(self, begin: int, end: int) -> Array:
         """Values [begin, end): a view where one shard holds them, else a copy. Unchecked."""

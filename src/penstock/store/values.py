@@ -1,4 +1,4 @@
-"""What a writer lets in: numbers that the stored dtype holds exactly, offsets in order."""
+"""Which numbers pass: into a store, what its dtype holds; out of it, what int64 tensors hold."""
 
 from __future__ import annotations
 
@@ -60,6 +60,23 @@ def checked_values(
             f"vocabulary's size of {vocab_size}: was another tokenizer used?"
         )
     return values.astype(dtype, copy=False)
+
+
+def check_int64(values: Array, where: str) -> None:
+    """Refuse uint64 tokens that would be negative ids in an int64 tensor.
+
+    >>> check_int64(np.array([1, 2**63], np.uint64), "tokens/: 'sequence'")
+    Traceback (most recent call last):
+    penstock.errors.DataError: tokens/: 'sequence' holds the token 9223372036854775808, which ...
+    """
+    if values.dtype.kind != "u" or values.itemsize < 8 or not values.size:
+        return
+    most = int(values.max())
+    if most > np.iinfo(np.int64).max:
+        raise DataError(
+            f"{where} holds the token {most}, which no int64 tensor does (up to "
+            f"{np.iinfo(np.int64).max}): state another dtype than uint64, or write it again."
+        )
 
 
 def checked_offsets(

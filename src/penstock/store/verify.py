@@ -23,7 +23,6 @@ from penstock.store.manifest import (
     Table,
     offsets_layout,
     parse_meta,
-    read_manifest,
 )
 from penstock.store.paths import HDF5, inside, read_bytes, scan
 from penstock.store.segments import Column
@@ -49,16 +48,16 @@ class Report:
 def verify(path: str | Path, *, progress: Progress | None = None) -> Report:
     """Read a whole store and report each problem in one sentence that names the file.
 
-    `progress(done, shards)` is called after each shard. A store without a manifest has no
-    checksums to compare with: its sizes, dtypes and offsets are checked, and a note says so.
+    `progress(done, shards)` is called after each shard. A note says what could not be looked at:
+    what a missing manifest would tell, the checksums that a store of another tool does not have.
     """
     root = Path(path)
     try:
-        table = read_manifest(root) if (root / MANIFEST).is_file() else None
         store = open_store(root)
     except (PenstockError, OSError) as err:
         return Report(ok=False, problems=[str(err)])
     with store:
+        table = store.contents.table
         if table is None:
             return _report_foreign(root, store, progress)
         problems: dict[str, None] = {}  # in order, each once
@@ -66,14 +65,31 @@ def verify(path: str | Path, *, progress: Progress | None = None) -> Report:
             problems.update(dict.fromkeys(_shard_problems(table, store, index)))
             if progress is not None:
                 progress(index + 1, len(table.paths))
-        problems.update(dict.fromkeys(_strays(table)))
+        if table.digest:
+            problems.update(dict.fromkeys(_strays(table)))
     return Report(
         ok=not problems,
         problems=list(problems),
+        notes=list(_notes(root, table)),
         shards=len(table.paths),
         tokens=table.tokens,
         documents=int(table.documents.sum()),
     )
+
+
+def _notes(root: Path, table: Table) -> Iterator[str]:
+    """What could not be looked at, since the manifest is missing or of the first kind."""
+    if not table.digest:
+        what = " nor checksums of its files" if table.storage == "h5" else ""
+        yield (
+            f"{root} has no {MANIFEST}, so there is no tokenizer, no end-of-text id, no ledger"
+            f"{what}, and a missing shard would not be seen: restore it, or commit() the shards."
+        )
+    elif not table.sealed:
+        yield (
+            f"{root / MANIFEST} has no digest of itself, as it is from an early release: a change "
+            "of its metadata or ledger would not be seen."
+        )
 
 
 def _report_foreign(root: Path, store: Store, progress: Progress | None) -> Report:
@@ -90,7 +106,7 @@ def _report_foreign(root: Path, store: Store, progress: Progress | None) -> Repo
                 progress(done, shards)
         for level in contents.levels.get(name, ()):
             for index in range(level.offsets.shards):
-                found = _offset_problems(level.offsets, index, f"{root}: {name}")
+                found = _offset_problems(level.offsets, index)
                 problems.update(dict.fromkeys(found))
     return Report(
         ok=not problems,
@@ -123,9 +139,7 @@ def _shard_problems(table: Table, store: Store, index: int) -> Iterator[str]:
         yield from _value_problems(column, index, str(file), limit)
     for name, key in table.schema.keys.items():
         for level, _ in zip(contents.levels[name], key.offsets, strict=True):
-            yield from _offset_problems(
-                level.offsets, index, str(where if whole else where / OFFSETS)
-            )
+            yield from _offset_problems(level.offsets, index)
 
 
 def _folder_problems(table: Table, index: int, folder: Path) -> Iterator[str]:
@@ -159,7 +173,8 @@ def _hdf5_problems(table: Table, index: int, path: Path) -> Iterator[str]:
 
     yield from _size_problems(path, int(table.sizes[index]))
     if path.exists():
-        yield from _digest_problems(path, table.checksums[index])
+        if table.digest:
+            yield from _digest_problems(path, table.checksums[index])
         shard = read_shard(table.root, path)
         if shard is None:
             yield f"{path} is not one of Penstock's HDF5 files: restore it."
@@ -220,16 +235,12 @@ def _value_problems(column: Column, index: int, where: str, limit: object) -> It
         yield str(err)
 
 
-def _offset_problems(offsets: Column, index: int, where: str) -> Iterator[str]:
-    begin, end = int(offsets.bounds[index]), int(offsets.bounds[index + 1])
+def _offset_problems(offsets: Column, index: int) -> Iterator[str]:
+    """What is said when a shard's offsets are opened."""
     try:
-        found = offsets.segment(index)[0 : end - begin]
+        offsets.segment(index)
     except (PenstockError, OSError) as err:
         yield str(err)
-        return
-    falls = np.flatnonzero(found[1:] < found[:-1])
-    if len(falls):
-        yield f"{where} has offsets that fall after record {int(falls[0])}: restore it."
 
 
 def _strays(table: Table) -> Iterator[str]:

@@ -54,7 +54,7 @@ class ShardWriter:
     def __init__(
         self,
         out_dir: str | Path,
-        keys: Mapping[str, Key | str | None],
+        keys: Mapping[str, Key | npt.DTypeLike | None],
         *,
         domain: str = "__default__",
         prefix: str | None = None,
