@@ -9,13 +9,15 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 READY := .venv/.ready
-READY_BENCH := .venv/.ready-bench
+BENCH := .venv-bench/bin
+PIP_BENCH := $(BENCH)/python -m pip -qq --disable-pip-version-check --no-input
+READY_BENCH := .venv-bench/.ready
 
 MAKEFLAGS += --silent
 .DEFAULT_GOAL := help
 # Under -j too, `check` stops at the first thing that is wrong and ends with the tests.
 .NOTPARALLEL:
-.PHONY: help setup test test-long check lint doctest format demo bench-loading clean
+.PHONY: help setup test test-long check lint doctest format demo bench-loading bench-packing clean
 
 help: ## this list
 	sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -34,8 +36,12 @@ $(READY): pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
 	touch $@
 
-$(READY_BENCH): $(READY) benchmarks/requirements.txt
-	$(PIP) install -c constraints.txt -r benchmarks/requirements.txt
+$(READY_BENCH): pyproject.toml benchmarks/requirements.txt
+	echo "Setting up .venv-bench (once)"
+	$(PYTHON) -m venv .venv-bench
+	$(PIP_BENCH) install -c benchmarks/requirements.txt torch hatchling editables
+	$(PIP_BENCH) install -r benchmarks/requirements.txt
+	$(PIP_BENCH) install -c benchmarks/requirements.txt --no-build-isolation -e .
 	touch $@
 
 test: $(READY) ## the tests, warnings as errors (a few minutes)
@@ -63,7 +69,10 @@ demo: $(READY) ## a tour in one command
 	$(BIN)/penstock demo
 
 bench-loading: $(READY_BENCH) ## batches a second, beside peers (ARGS="..." is passed on)
-	$(BIN)/python benchmarks/loading.py $(ARGS)
+	$(BENCH)/python benchmarks/loading.py $(ARGS)
+
+bench-packing: $(READY_BENCH) ## documents and packed batches a second, beside peers
+	$(BENCH)/python benchmarks/packing.py $(ARGS)
 
 clean: ## remove caches and builds (rm -rf .venv sets up anew)
 	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis

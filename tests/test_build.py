@@ -19,6 +19,7 @@ from penstock import (
     MemoryMappedDataset,
     MissingData,
     MixtureDataset,
+    PackedDataset,
     StatefulDataLoader,
     TrainingPhase,
     WindowDataset,
@@ -97,6 +98,50 @@ def test_pack_sequences_without_anything_that_names_eos_says_what_to_set(tmp_pat
     config = DataConfig(str(write_npy(tmp_path / "npy", [500])), pack_sequences=True)
     with pytest.raises(ConfigError, match="set tokenizer_path"):
         build(config)
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit_crop", "best_fit_decreasing", "bfd"])
+def test_packing_makes_rows_of_documents_from_a_store_or_from_token_files(
+    tmp_path: Path, packing: str
+) -> None:
+    tokenizer = tokens_of("t", tmp_path / "tok")
+    for path in (
+        write_npy(tmp_path / "npy", [900]),
+        write_store(tmp_path / "store", 90, masked=False),
+    ):
+        config = DataConfig(str(path), packing=packing, tokenizer_path=str(tokenizer))
+        loader = build(config)
+        assert isinstance(loader.dataset, PackedDataset)
+        batch = next(iter(loader))
+        assert batch["input_ids"].shape == (4, 8)
+        assert {"doc_ids", "position_ids", "cu_seqlens", "max_seqlen"} < set(batch)
+        again = build(config)
+        again.load_state_dict(loader.state_dict())
+        assert torch.equal(next(iter(again))["labels"], next(iter(loader))["labels"])
+
+
+def test_packed_sources_mix_and_share_attention_evenly(tmp_path: Path) -> None:
+    sources = [
+        DatasetSource(str(write_store(tmp_path / name, 90, masked=False, seed=seed)))
+        for seed, name in enumerate("ab")
+    ]
+    config = DataConfig(datasets=sources, packing="bfd_split", balance="attention")
+    ranks = [build(config, batch_size=2, rank=rank, world_size=2) for rank in range(2)]
+    assert ranks[0].dataset.balanced
+    one = build(config, batch_size=4)
+    for whole, *parts in zip(one, *ranks, strict=True):
+        rows = torch.cat([part["input_ids"] for part in parts]).tolist()
+        assert sorted(rows) == sorted(whole["input_ids"].tolist())
+
+
+def test_a_packing_that_does_not_exist_is_answered_with_those_that_do(tmp_path: Path) -> None:
+    path = str(write_store(tmp_path / "store", 60))
+    with pytest.raises(ConfigError, match=r"packing is one of concat, .* \(meant: concat\?\)"):
+        build(DataConfig(path, packing="conct"))
+    with pytest.raises(ConfigError, match="balance must be one of attention, found 'tokens'"):
+        DataConfig(path, packing="concat", balance="tokens")
+    with pytest.raises(ConfigError, match="balance deals out packed rows: set packing, too"):
+        DataConfig(path, balance="attention")
 
 
 def test_a_raw_bin_takes_its_dtype_from_the_config_else_the_vocabulary_else_says_how(

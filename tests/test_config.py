@@ -65,6 +65,8 @@ def test_the_fields_have_the_documented_order_and_defaults() -> None:
         ("anneal_weights", {}),
         ("token_dtype", None),
         ("weights_count", "samples"),
+        ("packing", None),
+        ("balance", None),
     ]
     assert dataclasses.astuple(DatasetSource()) == ("", 1.0, "", "", "")
     assert dataclasses.astuple(TrainingPhase()) == (0, {}, 1.0)
@@ -76,6 +78,8 @@ def test_fields_of_our_own_are_keyword_only() -> None:
     assert [f.name for f in dataclasses.fields(DataConfig) if f.kw_only] == [
         "token_dtype",
         "weights_count",
+        "packing",
+        "balance",
     ]
 
 

@@ -11,17 +11,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.config import DataConfig, Resolved, data_path, load_config, resolve
-from penstock.dataset import MemoryMappedDataset, MixtureDataset, WindowDataset
-from penstock.dataset.windows import TokenWindows
+from penstock.dataset import MemoryMappedDataset, MixtureDataset, PackedDataset, WindowDataset
+from penstock.dataset.tokens import TokenDataset
 from penstock.errors import ConfigError
 from penstock.loader import StatefulDataLoader
 from penstock.loader.setup import BatchSize, batch_schedule, run_plan
 from penstock.order import Stage, quantise
 from penstock.sampler import DistributedSampler, MixtureSampler, rank_and_world
-from penstock.store import open_store
+from penstock.store import MmapStore, Store, open_store
 from penstock.store.flat import raw_dtype_beside
 from penstock.store.folder import holds_store, token_files
 from penstock.store.schema import dtype_for
@@ -98,7 +98,7 @@ def build_dataloader(
     )
 
 
-def _tokens(path: str, config: DataConfig, seq_len: int) -> TokenWindows:
+def _tokens(path: str, config: DataConfig, seq_len: int) -> TokenDataset:
     """Samples of seq_len + 1 tokens over a store, or over a folder of token files.
 
     Files of the folder that match file_pattern come before a store in a folder below it.
@@ -108,14 +108,20 @@ def _tokens(path: str, config: DataConfig, seq_len: int) -> TokenWindows:
             "datasets of the Hub are not mixed by this release of Penstock: give each of "
             "[[data.datasets]] a path"
         )
-    pack = config.pack_sequences
-    dataset: TokenWindows
-    if holds_store(path, config.file_pattern):
-        store = open_store(path, file_pattern=config.file_pattern)
+    pack = config.pack_sequences or bool(config.packing)
+    dataset: TokenDataset
+    if config.packing or holds_store(path, config.file_pattern):
+        store = _store(path, config)
         eos = None
         if pack and not store.documents:
             eos = _eos(config, path) if store.eos_token_id is None else store.eos_token_id
-        dataset = WindowDataset(store, seq_len, pack, eos)
+        if config.packing:
+            balance: Any = config.balance
+            dataset = PackedDataset(
+                store, seq_len, config.packing, eos_token_id=eos, balance=balance
+            )
+        else:
+            dataset = WindowDataset(store, seq_len, pack, eos)
     else:
         dataset = MemoryMappedDataset(
             path,
@@ -134,10 +140,22 @@ def _tokens(path: str, config: DataConfig, seq_len: int) -> TokenWindows:
     return dataset
 
 
+def _store(path: str, config: DataConfig) -> Store:
+    """The store in a folder, or the folder's token files as one."""
+    if holds_store(path, config.file_pattern):
+        return open_store(path, file_pattern=config.file_pattern)
+    files = MmapStore(
+        dtype=config.token_dtype,
+        default_dtype=_dtype_by_vocabulary(config, path),
+        file_pattern=config.file_pattern,
+    )
+    return files.load(path)
+
+
 def _eos(config: DataConfig, path: str) -> int:
     if not config.tokenizer_path:
         raise ConfigError(
-            f"pack_sequences needs to know which token ends a document, and {path} does not say: "
+            f"packing needs to know which token ends a document, and {path} does not say: "
             "set tokenizer_path in [data]"
         )
     return eos_token_id(config.tokenizer_path)
@@ -155,7 +173,7 @@ def _stated(file: Path) -> bool:
     return file.suffix.lower() != ".bin" or raw_dtype_beside(file) is not None
 
 
-def _check_tokenizers(datasets: list[TokenWindows], resolved: Resolved) -> None:
+def _check_tokenizers(datasets: list[TokenDataset], resolved: Resolved) -> None:
     """Ids of different tokenizers mean different texts."""
     named = {
         source.name: dataset.store.metadata["tokenizer"]
@@ -174,7 +192,7 @@ def _check_tokenizers(datasets: list[TokenWindows], resolved: Resolved) -> None:
 def _stages(
     config: DataConfig,
     resolved: Resolved,
-    datasets: list[TokenWindows],
+    datasets: list[TokenDataset],
     position_of: Callable[[int], int],
 ) -> list[Stage]:
     """Declared stages, from steps to positions and from weights to integers."""

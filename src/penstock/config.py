@@ -115,6 +115,8 @@ class DataConfig:
     anneal_weights: dict[str, float] = field(default_factory=dict)
     token_dtype: str | None = field(default=None, kw_only=True)  # of raw .bin files
     weights_count: WeightsCount = field(default="samples", kw_only=True)  # shares of what
+    packing: str | None = field(default=None, kw_only=True)  # how rows are made; None: windows
+    balance: str | None = field(default=None, kw_only=True)  # "attention": even among ranks
 
     def __post_init__(self) -> None:
         _settle(self)
@@ -337,9 +339,15 @@ def _ranged(key: str, value: Any, *, zero: bool = True) -> Any:
 def _mistakes(config: DataConfig) -> Iterator[str]:
     if config.prefetch_factor < 1:
         yield f"prefetch_factor must be >= 1, found {config.prefetch_factor}"
-    for key, allowed in ("weights_count", get_args(WeightsCount)), ("token_dtype", TOKEN_DTYPES):
+    for key, allowed in (
+        ("weights_count", get_args(WeightsCount)),
+        ("token_dtype", TOKEN_DTYPES),
+        ("balance", ("attention",)),
+    ):
         if getattr(config, key) not in (*allowed, None):
             yield f"{key} must be one of {', '.join(allowed)}, found {getattr(config, key)!r}"
+    if config.balance and not config.packing:
+        yield "balance deals out packed rows: set packing, too"
     if config.hf_streaming and config.datasets:
         yield "hf_streaming does not go with datasets: a mixture is read from disk; leave it out"
     if config.hf_streaming and not config.hf_dataset_name:
