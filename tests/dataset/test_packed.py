@@ -27,10 +27,12 @@ from penstock import (
     ConfigError,
     DataError,
     DistributedSampler,
+    H5Store,
     MixtureDataset,
     MmapStore,
     PackedDataset,
     StatefulDataLoader,
+    StateMismatch,
     open_store,
 )
 from penstock.config import DataConfig
@@ -241,7 +243,8 @@ def test_a_plan_is_computed_once_and_found_again(tmp_path: Path, monkeypatch: An
     assert first.plan.path is not None
     assert first.plan.path.parent == tmp_path / "s.packing"
     assert sorted(p.name for p in first.plan.path.iterdir()) == [
-        "begin.bin", "bos.bin", "document.bin", "length.bin", "plan.json", "row_splits.bin",
+        "begin.column", "bos.column", "document.column", "length.column", "plan.json",
+        "row_splits.column",
     ]  # fmt: skip
     again = packed(open_store(path), 8)
     assert made == [1]
@@ -341,11 +344,11 @@ def test_a_damaged_plan_is_one_clear_error(tmp_path: Path) -> None:
     path = documents(tmp_path / "s", *texts([5, 9, 30, 8]))
     plan = packed(open_store(path), 8).plan.path
     assert plan is not None
-    whole = (plan / "begin.bin").read_bytes()
-    (plan / "begin.bin").write_bytes(whole[:-8])
-    with pytest.raises(DataError, match=r"begin.bin holds .* the plan is made anew"):
+    whole = (plan / "begin.column").read_bytes()
+    (plan / "begin.column").write_bytes(whole[:-8])
+    with pytest.raises(DataError, match=r"begin.column holds .* the plan is made anew"):
         packed(open_store(path), 8)
-    (plan / "begin.bin").write_bytes(whole)
+    (plan / "begin.column").write_bytes(whole)
     for text in ("", "{}", json.dumps({"pieces": "x", "rows": 1, "ledger": {}, "definition": {}})):
         (plan / "plan.json").write_text(text)
         with pytest.raises(DataError, match="is no packing plan"):
@@ -372,6 +375,106 @@ def test_a_plan_of_many_blocks_takes_memory_for_one(tmp_path: Path) -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 2 * peaks[0]
+
+
+def in_memory(*segments: Sequence[int]) -> Store:
+    store = H5Store()  # each of whose segments is a record
+    store._normalize({"sequence": [np.array(segment, np.uint16) for segment in segments]})
+    return store
+
+
+def test_the_same_tokens_cut_into_other_documents_are_another_plan(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path))
+    one = packed(in_memory([1, 2, 3, 4], [5, 6, 7, 8]), 5)
+    other = packed(in_memory([1, 2, 3, 4, 5, 6, 7], [8]), 5)
+    assert one.plan.path != other.plan.path
+    check(one, [[1, 2, 3, 4], [5, 6, 7, 8]])
+    check(other, [[1, 2, 3, 4, 5, 6, 7], [8]])
+
+
+def test_documents_are_those_of_the_tokens_whatever_records_other_keys_have(
+    tmp_path: Path,
+) -> None:
+    docs = [[1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    folder = astrai(
+        tmp_path / "s",
+        {"sequence": np.concatenate(docs), "scores": np.zeros(1, np.float32)},
+        offsets=[{"sequence": [0, 3, 7, 9], "scores": [0, 1]}],
+    )
+    check(packed(open_store(folder), 4), docs)
+
+
+def test_eos_is_part_of_what_a_state_belongs_to(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    store = MmapStore(file_pattern="*.npy").load(npy(tmp_path / "npy", rng.integers(0, 9, 900)))
+    one, other = (packed(store, 16, eos_token_id=eos) for eos in (5, 6))
+    state = loaders(one, 1, 4)[0].state_dict()
+    loaders(one, 1, 4)[0].load_state_dict(state)
+    with pytest.raises(StateMismatch, match=r"tokens\.eos was 5 and is 6"):
+        loaders(other, 1, 4)[0].load_state_dict(state)
+
+
+def test_plans_are_not_taken_for_tokens(tmp_path: Path) -> None:
+    (tmp_path / "web").mkdir()
+    np.arange(2000, dtype=np.uint16).tofile(tmp_path / "web" / "0.bin")
+    store = MmapStore(dtype="uint16", file_pattern="*.bin").load(tmp_path / "web")
+    packed(store, 8, eos_token_id=7)
+    every = MmapStore(dtype="uint16", file_pattern="**/*.bin").load(tmp_path)
+    assert every.total("sequence") == 2000
+
+
+def test_another_users_plans_and_locks_are_answered_by_the_cache_directory(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """What the system says to another user is said here to root, whom it refuses nothing."""
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+    path = documents(tmp_path / "s", *texts([5, 9, 30]))
+    folder = tmp_path / "s.packing"
+    folder.mkdir()
+    real = os.open
+
+    def refusing(name: Any, *arguments: Any, **options: Any) -> int:
+        if Path(name).parent == folder:
+            raise PermissionError(13, "Permission denied", str(name))
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refusing)
+    assert packed(open_store(path), 8).plan.path.parent == tmp_path / "cache" / "packing"
+
+
+def test_a_place_that_something_else_has_is_named(tmp_path: Path) -> None:
+    path = documents(tmp_path / "s", *texts([5, 9, 30]))
+    plan = packed(open_store(path), 8).plan.path
+    (plan / "plan.json").unlink()
+    with pytest.raises(DataError, match=r"cannot be written to .*s\.packing: Directory not empty"):
+        packed(open_store(path), 8)
+
+
+def test_best_fit_crop_puts_bos_before_documents_that_lack_it(tmp_path: Path) -> None:
+    docs = texts([5, 9, 30, 4])
+    meta = {"bos_token_id": BOS}
+    without = open_store(documents(tmp_path / "without", *docs, metadata=meta))
+    own = [[BOS, *doc] for doc in docs]
+    with_bos = open_store(documents(tmp_path / "with", *own, metadata=meta))
+    for store, wanted in ((without, "every"), (with_bos, "never")):
+        dataset = packed(store, 8, strategy="best_fit_crop", last="drop")
+        assert dataset.packing.bos == wanted
+        assert (dataset.take(range(len(dataset)))["input_ids"][:, 0] == BOS).all()
+    assert packed(without, 8).packing.bos == "never"
+
+
+def test_tokens_a_sample_leave_padding_out(tmp_path: Path) -> None:
+    store = open_store(documents(tmp_path / "s", *[[1] * 6] * 50))
+    assert packed(store, 9, strategy="bfd").tokens_a_sample == 5
+    assert packed(store, 23, strategy="concat").tokens_a_sample == 23
+
+
+def test_a_mixture_is_balanced_in_all_its_datasets_or_in_none(tmp_path: Path) -> None:
+    store = open_store(documents(tmp_path / "s", *texts([5, 9, 30])))
+    with pytest.raises(ConfigError, match="balanced in all its datasets or in none: 'b' is, 'a'"):
+        MixtureDataset([packed(store), packed(store, balance="attention")], ["a", "b"])
 
 
 # -------------------------------------------------------------------------------------- loading

@@ -341,6 +341,30 @@ def test_the_smallest_corpora(strategy: str, lengths: list[int]) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16", "uint32", "int64", "uint64"])
+@pytest.mark.parametrize("capacity", [100, 127, 40_000, 65_535, 65_536, 10**6])
+@pytest.mark.parametrize("overflow", ["truncate", "truncate_start", "split"])
+def test_lengths_of_any_dtype_are_packed_alike(dtype: str, capacity: int, overflow: Any) -> None:
+    lengths = [100, 3, 127, 0, 64, 101]
+    rows = pack_rows(np.array(lengths, dtype), capacity, overflow=overflow, bos="every")
+    assert rows_of(rows) == rows_of(pack_rows(lengths, capacity, overflow=overflow, bos="every"))
+
+
+def test_a_crop_buffer_of_long_rows_takes_no_memory_for_them() -> None:
+    tracemalloc.start()
+    rows = pack_rows([3, 4, 5], 10**6, "best_fit_crop")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(rows) == 1
+    assert peak < 4 << 20
+
+
+def test_numbers_may_be_numpys() -> None:
+    rows = pack_rows(np.arange(9), np.int64(4), "best_fit_crop", buffer_size=np.uint8(3),
+                     groups=(np.int32(2), np.int64(7)))  # type: ignore[arg-type] # fmt: skip
+    assert rows.ledger.balanced
+
+
 def test_lengths_beyond_32_bits_are_kept() -> None:
     rows = pack_rows([2**33, 3], 1 << 30, "bfd_split")
     assert rows.start.dtype == np.int64
@@ -353,6 +377,8 @@ def test_lengths_beyond_32_bits_are_kept() -> None:
     [
         (([1], 0), "capacity is a whole number >= 1, not 0"),
         (([1], 2.5), "capacity is a whole number"),
+        (([1], True), "capacity is a whole number, not True"),
+        (([1], 4, "best_fit_crop", {"groups": (-1,)}), "groups are numbers of documents"),
         (([-1], 4), "whole numbers of tokens, not -1"),
         (([1.5], 4), "whole numbers of tokens, not float64"),
         (([[1]], 4), "one number a document"),

@@ -50,7 +50,7 @@ class MixtureDataset(SampleDataset):
         sizes = [d.sample_bytes if isinstance(d, SampleDataset) else 0 for d in datasets]
         self.sample_bytes = max(sizes) if all(sizes) else 0
         self.group_bytes = 1 << 20  # a call a source
-        self.balanced = all(isinstance(d, SampleDataset) and d.balanced for d in datasets)
+        self.balanced = _balanced(datasets, names)
 
     def __len__(self) -> int:
         return self.cumulative_sizes[-1]
@@ -191,6 +191,17 @@ def _collate(dataset: Any, samples: list[Sample]) -> Sample:
         return dataset.collate(samples)
     batch: Sample = default_collate(samples)
     return batch
+
+
+def _balanced(datasets: Sequence[Any], names: Sequence[str]) -> bool:
+    """Whether ranks are to share costs evenly: what some of the datasets want, all have to."""
+    wanted = [isinstance(d, SampleDataset) and d.balanced for d in datasets]
+    if any(wanted) and not all(wanted):
+        raise ConfigError(
+            f"a mixture is balanced in all its datasets or in none: {names[wanted.index(True)]!r} "
+            f"is, {names[wanted.index(False)]!r} is not"
+        )
+    return all(wanted)
 
 
 def _check_layouts(datasets: Sequence[Any], names: Sequence[str]) -> None:

@@ -36,7 +36,9 @@ class PackedDataset(TokenDataset):
     options are those of `penstock.pack_rows`. best_fit_decreasing splits long documents unless
     `overflow` says otherwise, and packs in closed chunks of `chunk_rows` rows' worth of tokens.
     Documents are the store's records or, where it has none, end at `eos_token_id`. A BOS, where
-    `bos` wants any, is `bos_token_id`; what is padded is padded with `pad_token_id`.
+    `bos` wants any, is `bos_token_id`; without `bos`, best_fit_crop puts one before every piece of
+    a store that states a BOS and whose documents do not begin with it. What is padded is padded
+    with `pad_token_id`.
 
     The plan is written beside the store on first use. `balance="attention"` has loaders deal the
     rows of a global batch to ranks so that their attention costs about the same.
@@ -51,7 +53,7 @@ class PackedDataset(TokenDataset):
         strategy: str = "best_fit_decreasing",
         *,
         overflow: Overflow | None = None,
-        bos: Bos = "never",
+        bos: Bos | None = None,
         last: Last = "pad",
         chunk_rows: int | None = CHUNK_ROWS,
         buffer_size: int = 1000,
@@ -68,6 +70,7 @@ class PackedDataset(TokenDataset):
         if balance not in (None, "attention"):
             raise ConfigError(f"balance is 'attention' or None, not {balance!r}")
         concat = strategy in ("concat", "simple")
+        bos = _bos_wanted(store, strategy) if bos is None else bos
         self.packing = Packing(
             capacity=self.seq_len + 1,
             strategy=strategy,
@@ -81,9 +84,9 @@ class PackedDataset(TokenDataset):
             groups=groups,
         )
         self._bos, self._pad = _tokens_put(store, bos, bos_token_id, pad_token_id)
-        eos = _eos(store, eos_token_id)
+        self._eos = _eos(store, eos_token_id)
         self.balanced = balance == "attention"
-        self.plan = plan_for(store, self.packing, eos, cache_dir)
+        self.plan = plan_for(store, self.packing, self._eos, cache_dir)
         self.group_bytes = 1 << 20  # a dozen calls a group
         if self.plan.unlabelled:
             warnings.warn(
@@ -94,6 +97,13 @@ class PackedDataset(TokenDataset):
 
     def __len__(self) -> int:
         return len(self.plan)
+
+    @property
+    def tokens_a_sample(self) -> float:
+        """Labels in a row, on average: its padding has none."""
+        ledger = self.plan.ledger
+        used = ledger.placed + ledger.repeated + ledger.bos
+        return max(used / ledger.rows - 1, 1.0) if ledger.rows else 1.0
 
     def gather(self, indices: npt.NDArray[np.int64]) -> Windows:
         """The rows' tokens and masks, and where their documents begin."""
@@ -171,7 +181,7 @@ class PackedDataset(TokenDataset):
             "data": self.store.fingerprint,
             "samples": len(self),
             "packing": packing | {"groups": list(packing["groups"] or [])},
-            "tokens": [self._bos, self._pad],
+            "tokens": {"bos": self._bos, "pad": self._pad, "eos": self._eos},
         }
 
 
@@ -202,12 +212,21 @@ def _in_rows(
     return out
 
 
+def _bos_wanted(store: Store, strategy: str) -> Bos:
+    """Whether rows of best_fit_crop, which begin with BOS, have to be given theirs."""
+    stated = store.metadata.get("bos_token_id")
+    if strategy != "best_fit_crop" or stated is None or not store.documents_of(TOKENS):
+        return "never"
+    begins, ends = store.document_spans(np.arange(min(store.documents_of(TOKENS), 16)), TOKENS)
+    firsts = store.spans(begins, np.minimum(ends - begins, 1), TOKENS)
+    return "never" if (firsts == stated).all() else "every"
+
+
 def _eos(store: Store, given: int | None) -> int | None:
     """What ends a document; None where records say so, or where there is none to end."""
     if not store.total(TOKENS):
         return None
-    if store.documents:
-        store.record_lengths(TOKENS, 0, 0)  # says so now if only other keys have records
+    if store.documents_of(TOKENS):
         return None
     eos = store.eos_token_id if given is None else operator.index(given)
     if eos is None:
@@ -227,7 +246,9 @@ def _tokens_put(
     if bos != "never" and found is None:
         raise ConfigError(f"bos={bos!r} needs bos_token_id, which {store.path} does not state")
     pad = store.metadata.get("pad_token_id") if pad_token_id is None else pad_token_id
-    pad = pad if pad is not None else (store.eos_token_id or 0)
+    if pad is None:
+        eos = store.eos_token_id or 0
+        pad = eos if eos <= top else 0
     for name, value in (("bos_token_id", found or 0), ("pad_token_id", pad)):
         if not 0 <= value <= top:
             raise ConfigError(f"{name} {value} does not fit into {store.dtype(TOKENS)} tokens")

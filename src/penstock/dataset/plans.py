@@ -2,7 +2,7 @@
 
     tokens.packing/bfd-4f0c…/        beside the store, or in the cache directory
       plan.json                      what was packed and how, and the ledger; last to be written
-      row_splits.bin  begin.bin  length.bin  document.bin  bos.bin
+      row_splits.column  begin.column  length.column  document.column  bos.column
 
 A plan is written to a temporary folder and renamed; whoever comes while it is being written waits
 for a lock that dies with the writer. It is mapped, so that all ranks of a machine share its pages.
@@ -14,10 +14,11 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import reduce
 from hashlib import blake2b
+from operator import index
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -41,6 +42,7 @@ DTYPES = {
     "document": np.dtype(np.int64),
     "bos": np.dtype(np.bool_),
 }
+_TOKENS_AT_ONCE = 1 << 21
 I64 = npt.NDArray[np.int64]
 
 
@@ -92,19 +94,19 @@ def plan_for(
     name = f"{packing.strategy}-{digest}"
     folders = _folders(store, cache_dir)
     for folder in folders:
-        if (folder / name / "plan.json").exists():
+        with suppress(PermissionError):
+            if (folder / name / "plan.json").exists():
+                return _read(folder / name, definition)
+    for folder in filter(_writable, folders):
+        with suppress(PermissionError):  # another user's lock or plan: this place is not for us
+            with _alone(folder / f".{name}.lock"):
+                if not (folder / name / "plan.json").exists():  # another process was first
+                    _write(folder, name, store, packing, eos, definition)
             return _read(folder / name, definition)
-    writable = [each for each in folders if _writable(each)]
-    if not writable:
-        raise DataError(
-            f"no packing plan can be written beside {store.path} nor to {folders[-1]}: set "
-            "PENSTOCK_CACHE_DIR to a folder that can be written"
-        )
-    folder = writable[0]
-    with _alone(folder / f".{name}.lock"):
-        if not (folder / name / "plan.json").exists():  # another process was first
-            _write(folder, name, store, packing, eos, definition)
-    return _read(folder / name, definition)
+    raise DataError(
+        f"no packing plan can be written beside {store.path} nor to {folders[-1]}: set "
+        "PENSTOCK_CACHE_DIR to a folder that can be written"
+    )
 
 
 def _folders(store: Store, cache_dir: str | Path | None) -> list[Path]:
@@ -130,12 +132,27 @@ def _writable(folder: Path) -> bool:
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
     """One process at a time; the kernel lets go of the lock when its holder dies."""
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    with _saying(lock.parent):
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _saying(folder: Path) -> Iterator[None]:
+    """What the system refuses, in words; but for permissions, which another place may give."""
+    try:
+        yield
+    except PermissionError:
+        raise
+    except OSError as error:
+        raise DataError(
+            f"a packing plan cannot be written to {folder}: {error.strerror} "
+            f"({error.filename}); free the place, or set PENSTOCK_CACHE_DIR"
+        ) from error
 
 
 # --- writing
@@ -149,21 +166,19 @@ def _write(
     eos: int | None,
     definition: dict[str, Any],
 ) -> None:
-    workspace = Workspace(folder)
+    with _saying(folder):
+        workspace = Workspace(folder)
     try:
-        documents = _documents(store, eos, workspace.path / "documents")
-        made = workspace.path / "plan"
-        made.mkdir()
-        summary = _write_rows(made, store, packing, documents)
-        plan = {"definition": definition, **summary}
-        write_synced(made / "plan.json", json.dumps(plan, indent=1).encode())
-        sync_directory(made)
-        made.rename(folder / name)
-        sync_directory(folder)
-    except OSError as error:
-        raise DataError(
-            f"the packing plan of {store.path} cannot be written to {folder}: {error.strerror}"
-        ) from error
+        with _saying(folder):
+            documents = _documents(store, eos, workspace.path / "documents")
+            made = workspace.path / "plan"
+            made.mkdir()
+            summary = _write_rows(made, store, packing, documents)
+            plan = {"definition": definition, **summary}
+            write_synced(made / "plan.json", json.dumps(plan, indent=1).encode())
+            sync_directory(made)
+            made.rename(folder / name)
+            sync_directory(folder)
     finally:
         workspace.close()
 
@@ -172,7 +187,7 @@ def _write_rows(
     made: Path, store: Store, packing: Packing, documents: _Documents
 ) -> dict[str, Any]:
     """Append rows to the plan's files as they are made; what they come to."""
-    files: dict[str, BinaryIO] = {each: (made / f"{each}.bin").open("wb") for each in DTYPES}
+    files: dict[str, BinaryIO] = {each: (made / f"{each}.column").open("wb") for each in DTYPES}
     rows = pieces = unlabelled = 0
     ledgers = [Ledger(capacity=packing.capacity)]
     try:
@@ -208,11 +223,22 @@ def _unlabelled(store: Store, part: Rows, begin: I64) -> int:
     first = 1 - part.bos.astype(np.int64)  # after a BOS the piece's first token is one
     length = np.maximum(part.length - first, 0)
     if MASK in store.keys:
-        ends = np.zeros(len(length) + 1, np.int64)
-        np.cumsum(length, out=ends[1:])
-        trained = store.spans(begin + first, length, MASK) != 0
-        length = sums(trained, ends)
+        length = _trained(store, begin + first, length)
     return int((sums(length, part.row_splits) == 0).sum())
+
+
+def _trained(store: Store, begin: I64, length: I64) -> I64:
+    """How much of each span is trained; a few million tokens at a time."""
+    found = np.empty_like(length)
+    ends = np.cumsum(length)
+    lo = 0
+    while lo < len(length):
+        before = int(ends[lo - 1]) if lo else 0
+        hi = max(int(np.searchsorted(ends, before + _TOKENS_AT_ONCE, "right")), lo + 1)
+        splits = np.concatenate([[0], ends[lo:hi] - before])
+        found[lo:hi] = sums(store.spans(begin[lo:hi], length[lo:hi], MASK) != 0, splits)
+        lo = hi
+    return found
 
 
 class _Documents:
@@ -222,7 +248,7 @@ class _Documents:
         self._store, self._ends = store, ends
 
     def lengths(self) -> Iterator[npt.NDArray[Any]]:
-        count = self._store.documents if self._ends is None else len(self._ends)
+        count = self._store.documents_of(TOKENS) if self._ends is None else len(self._ends)
         for lo in range(0, count, BLOCK):
             hi = min(lo + BLOCK, count)
             if self._ends is None:
@@ -247,7 +273,7 @@ def _documents(store: Store, eos: int | None, spool: Path) -> _Documents:
         last = 0
         for lo in range(0, total, BLOCK * 16):
             hi = min(lo + BLOCK * 16, total)
-            ends = np.flatnonzero(store.read(lo, hi, TOKENS) == eos) + lo + 1
+            ends = np.flatnonzero(store.spans([lo], [hi - lo], TOKENS) == eos) + lo + 1
             shards = files[(files > lo) & (files <= hi)]  # a file's end is a document's, too
             ends = np.union1d(ends, shards).astype(np.int64)
             out.write(ends.tobytes())
@@ -264,7 +290,8 @@ def _read(path: Path, definition: dict[str, Any]) -> RowPlan:
     again = f"remove {path}, and the plan is made anew"
     try:
         plan = json.loads((path / "plan.json").read_text())
-        sizes = dict.fromkeys(DTYPES, plan["pieces"]) | {"row_splits": plan["rows"] + 1}
+        sizes = dict.fromkeys(DTYPES, index(plan["pieces"]))
+        sizes["row_splits"] = index(plan["rows"]) + 1
         ledger, unlabelled = Ledger.from_dict(plan["ledger"]), int(plan["unlabelled"])
         found = plan["definition"]
     except (ValueError, KeyError, TypeError) as error:
@@ -274,7 +301,9 @@ def _read(path: Path, definition: dict[str, Any]) -> RowPlan:
     columns = {}
     for each, dtype in DTYPES.items():
         try:
-            columns[each] = map_file(path / f"{each}.bin", sizes[each] * dtype.itemsize).view(dtype)
+            columns[each] = map_file(path / f"{each}.column", sizes[each] * dtype.itemsize).view(
+                dtype
+            )
         except (DataError, MissingData) as error:
             raise DataError(f"{error} Or {again}.") from None
     return RowPlan(**columns, ledger=ledger, unlabelled=unlabelled, path=path)

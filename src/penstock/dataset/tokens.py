@@ -30,8 +30,8 @@ class TokenDataset(SampleDataset):
         self.sample_bytes = width * (store.dtype(TOKENS).itemsize + self._masked)
 
     @property
-    def tokens_a_sample(self) -> int:
-        """Labels in a sample."""
+    def tokens_a_sample(self) -> float:
+        """Labels in a sample, on average."""
         return self.width - 1
 
     def gather(self, indices: npt.NDArray[np.int64]) -> Windows:

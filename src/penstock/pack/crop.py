@@ -39,9 +39,7 @@ class CropBuffer:
     def __init__(self, capacity: int, least: int, supply: Supply) -> None:
         self.capacity, self.least = capacity, least
         self._supply: Supply | None = supply
-        self._bits = [1 << length for length in range(capacity + 1)]
-        self._up_to = [(1 << (length + 1)) - 1 for length in range(capacity + 1)]
-        self._queues: list[deque[int]] = [deque() for _ in range(capacity + 1)]  # by length
+        self._queues: dict[int, deque[int]] = {}  # by length, of those that ever waited
         self._present = 0  # bit k: documents of k tokens wait
         self._long: list[tuple[int, int]] = []  # (length, document) that no row can hold whole
         self._waiting = 0
@@ -57,7 +55,7 @@ class CropBuffer:
 
     def waiting(self) -> list[int]:
         """The documents that wait, in order of arrival: with `next_document`, an address."""
-        short = (document for queue in self._queues for document in queue)
+        short = (document for queue in self._queues.values() for document in queue)
         return sorted([*short, *(document for _, document in self._long)])
 
     def restore(self, next_document: int, waiting: Iterable[tuple[int, int]]) -> None:
@@ -75,7 +73,7 @@ class CropBuffer:
         while room:
             if self._waiting < self.least:
                 self._refill()
-            fitting = self._present & self._up_to[room]
+            fitting = self._present & ((2 << room) - 1)
             if fitting:
                 length = fitting.bit_length() - 1
                 document = self._take(length)
@@ -97,23 +95,26 @@ class CropBuffer:
                 self._add(lengths)
 
     def _add(self, lengths: Sequence[int]) -> None:
-        queues, capacity, document = self._queues, self.capacity, self._next
+        queues, capacity, document, came = self._queues, self.capacity, self._next, 0
         for length in lengths:
             if length > capacity:
                 heappush(self._long, (length, document))
                 self._waiting += 1
             elif length:
+                if length not in queues:
+                    queues[length] = deque()
                 queues[length].append(document)
-                self._present |= self._bits[length]
+                came |= 1 << length
                 self._waiting += 1
             document += 1
         self._next = document
+        self._present |= came
 
     def _take(self, length: int) -> int:
         queue = self._queues[length]
         document = queue.popleft()
         if not queue:
-            self._present ^= self._bits[length]
+            self._present ^= 1 << length
         self._waiting -= 1
         return document
 

@@ -212,7 +212,7 @@ def _whole(lengths: Ints, packing: Packing) -> _Pieces:
         document = np.flatnonzero(lengths).astype(small(len(lengths)))
         lengths = lengths[document]
     every = packing.bos == "every"
-    size = np.minimum(lengths, packing.capacity - every).astype(_narrow(packing), copy=False)
+    size = _at_most(lengths, packing.capacity - every, packing)
     return _Pieces(size, document, bos=np.ones(len(size), np.bool_) if every else None)
 
 
@@ -236,7 +236,7 @@ def _split(lengths: Ints, over: Ints, packing: Packing) -> _Pieces:
     document -= 1
     if len(empty):
         document = np.flatnonzero(lengths).astype(narrow)[document]
-    size = np.minimum(_taken(lengths, document), first_room).astype(_narrow(packing), copy=False)
+    size = _at_most(_taken(lengths, document), first_room, packing)
     begin = np.where(number > 0, first_room + (number - 1) * later_room, 0)
     size[piece] = np.minimum(long[which] - begin, np.where(number > 0, later_room, first_room))
     start = np.zeros(len(document), small(int(long.max())))
@@ -248,5 +248,8 @@ def _split(lengths: Ints, over: Ints, packing: Packing) -> _Pieces:
     return _Pieces(size, document, start, bos)
 
 
-def _narrow(packing: Packing) -> npt.DTypeLike:
-    return np.uint16 if packing.capacity < 1 << 16 else np.int64
+def _at_most(lengths: Ints, room: int, packing: Packing) -> Ints:
+    """Lengths cut to `room`, in the narrowest dtype that the capacity fits into."""
+    if room <= np.iinfo(lengths.dtype).max:
+        lengths = np.minimum(lengths, room)
+    return lengths.astype(np.uint16 if packing.capacity < 1 << 16 else np.int64, copy=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 from penstock.errors import ConfigError
@@ -53,6 +54,12 @@ class Packing:
     groups: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("capacity", "overlap", "chunk_rows", "buffer_size", "refill"):
+            self._put(**{name: _whole(getattr(self, name), name)})
+        if self.groups is not None:
+            self._put(groups=tuple(_whole(group, "a group") for group in self.groups))
+            if min(self.groups, default=0) < 0:
+                raise ConfigError(f"groups are numbers of documents, not {self.groups}")
         known = (*get_args(Strategy), *ALIASES)
         if self.strategy not in known:
             near = get_close_matches(str(self.strategy), known, n=1)
@@ -71,6 +78,15 @@ class Packing:
             object.__setattr__(self, name, value)
 
 
+def _whole(value: Any, name: str) -> int | None:
+    """A number as Python's own; None stays what it is."""
+    if value is None:
+        return None
+    if value is True or value is False or not isinstance(value, Integral):
+        raise ConfigError(f"{name} is a whole number, not {value!r}")
+    return int(value)
+
+
 def _mistakes(packing: Packing) -> Iterator[str]:
     for name, allowed in (
         ("overflow", (*get_args(Overflow), None)),
@@ -86,9 +102,9 @@ def _mistakes(packing: Packing) -> Iterator[str]:
     for name in ("capacity", "buffer_size", "refill", "chunk_rows"):
         value = getattr(packing, name)
         least = 1 + (name == "capacity" and packing.bos != "never")
-        if not (value is None and name == "chunk_rows") and not (
-            isinstance(value, int) and value >= least
-        ):
+        if value is None and name == "chunk_rows":
+            continue
+        if value is None or value < least:
             yield f"{name} is a whole number >= {least}, not {value!r}"
     if packing.strategy == "concat" and packing.bos != "never":
         yield "concat puts no BOS into its stream: use bos='never', or store documents with one"

@@ -148,6 +148,11 @@ class Store:
         levels = [] if self._contents is None else self._contents.levels.values()
         return min((found[0].total for found in levels), default=0)
 
+    def documents_of(self, key: str) -> int:
+        """Number of records of one key; 0 where it has no offsets."""
+        levels = self._loaded().levels.get(key, ())
+        return levels[0].total if levels else 0
+
     @property
     def fingerprint(self) -> str:
         """A digest of what the store holds, as hex; cheap, and computed once."""
@@ -342,14 +347,15 @@ class Store:
         found = in_memory(raw, each_is_a_record=self._segments_are_records)
         kept = self._contents or empty()
         columns = {**kept.columns, **found.columns}
+        levels = {**kept.levels, **found.levels}
         self._fingerprint = None
         self._take(
             replace(
                 kept,
                 columns=columns,
-                levels={**kept.levels, **found.levels},
+                levels=levels,
                 values=value_keys(columns),
-                fingerprint=lambda: shared.content_fingerprint(columns),
+                fingerprint=lambda: shared.content_fingerprint(columns, levels),
             )
         )
 

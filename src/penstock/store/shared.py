@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing import context, reduction
@@ -115,14 +115,21 @@ class SharedMemory:
         )
 
 
-def content_fingerprint(columns: Mapping[str, Column]) -> str:
-    """A digest of everything a store in memory holds."""
+def content_fingerprint(
+    columns: Mapping[str, Column], levels: Mapping[str, Sequence[Level]]
+) -> str:
+    """A digest of everything a store in memory holds, and of where its parts and records begin."""
     digest = xxhash.xxh3_128()
     for name in sorted(columns):
         column = columns[name]
         digest.update(f"{name}\0{column.dtype}\0{column.total}\0".encode())
         for begin, end in pairwise(column.bounds.tolist()):
             digest.update(np.ascontiguousarray(column.read(begin, end)).tobytes())
+        edges = [column.bounds]
+        edges += [level.edges(np.arange(level.total + 1)) for level in levels.get(name, ())]
+        for each in edges:
+            digest.update(f"{len(each)}\0".encode())
+            digest.update(each.astype(np.int64).tobytes())
     return digest.hexdigest()
 
 

@@ -72,7 +72,8 @@ class Workspace:
 def sweep(out: Path) -> None:
     """Remove what dead writers left in temporary folders."""
     for lock_path in sorted(out.glob(f"{_PREFIX}*.lock")):
-        with suppress(FileNotFoundError, BlockingIOError):
+        # Another user's lock cannot be opened: it is left to that user's next writer.
+        with suppress(FileNotFoundError, BlockingIOError, PermissionError):
             lock = os.open(lock_path, os.O_RDWR)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,13 +102,18 @@ def left_by(out: Path) -> str | None:
     return SEVERAL if mark.read_text().startswith(SEVERAL) else ALONE
 
 
+def mark_unfinished(out: Path, by: str = SEVERAL) -> None:
+    """From now until its manifest is written, `out` is not taken for a whole store."""
+    (out / INCOMPLETE).write_text(f"{by}\n")
+    sync_directory(out)
+
+
 def publish(
     out: Path, shards: list[tuple[Path, str]], *, alone: bool, replace_existing: bool
 ) -> None:
     """Rename finished shards to their places; from now on `out` is marked as incomplete."""
     check_unfinished(out, alone=alone)
-    (out / INCOMPLETE).write_text(f"{ALONE if alone else SEVERAL}\n")
-    sync_directory(out)
+    mark_unfinished(out, ALONE if alone else SEVERAL)
     (out / MANIFEST).unlink(missing_ok=True)  # of the store that is being replaced
     sync_directory(out)
     folders = set()
