@@ -1,0 +1,320 @@
+"""Tokenizers: documents in, ragged ids out, the same ids from every backend.
+
+    tokenizer = open_tokenizer("tokenizers/mine")
+    ids, offsets = tokenizer.encode(["Hello", "world"])      # (n,) uint32, (3,) int64
+    tokenizer.decode(ids[offsets[1]:])                       # "world"
+
+BOS and EOS are never added here: framing belongs to the recipe. Text that spells a special token is
+text (specials="text"), so that a document about "</s>" does not end there; chat templates write the
+real ones and ask for specials="parse". Only added tokens that are marked special are meant: the
+others match always.
+
+The fast backend serves where its ids equal the reference's on the hard set and on a sample of the
+input. An engine belongs to one thread at a time and to one process: threads take from a pool, a
+forked child opens its own, and a pickled tokenizer is its path and its options.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import ConfigError, DataError, MissingExtra, OutOfBounds
+from penstock.text.strings import large_strings, split_rows
+from penstock.text.definition import Definition, content_hash, sealed
+from penstock.text.fast import Fast
+from penstock.text.hard_set import hard_set
+from penstock.text.reference import Reference
+from penstock.text.tokenizer_files import define
+
+Specials = Literal["text", "parse"]
+Texts: TypeAlias = pa.Array | pa.ChunkedArray | Sequence[str] | Sequence[bytes]
+Ids = npt.NDArray[np.uint32]
+Offsets = npt.NDArray[np.int64]
+
+MEMORY_LIMIT = 256 << 20
+
+
+class Tokenizer(Protocol):
+    """What encodes documents."""
+
+    name: str
+    backend: str  # "gigatoken" | "tokenizers"
+    eos_id: int | None
+    bos_id: int | None
+    pad_id: int | None
+    vocab_size: int  # largest id + 1
+    content_hash: str  # of what decides ids
+    specials: dict[str, int]  # added tokens marked special, by text
+    chat_template: str | None
+    special_tokens_map: dict[str, str]  # "eos_token" -> "</s>"
+
+    def encode(self, texts: Texts, *, specials: Specials = "text") -> tuple[Ids, Offsets]:
+        """All texts' ids, and offsets (texts + 1): text i is ids[offsets[i]:offsets[i + 1]]."""
+
+    def encode_spans(
+        self, texts: Sequence[str], *, specials: Specials = "text"
+    ) -> tuple[Ids, Offsets, npt.NDArray[np.int64]]:
+        """`encode`, and each token's characters [begin, end) in its text: (ids, 2)."""
+
+    def decode(self, ids: npt.ArrayLike) -> str:
+        """The text of ids, special tokens spelt out."""
+
+
+class Engine(Protocol):
+    """One backend's object, used by one thread at a time."""
+
+    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
+        """Ids and offsets."""
+
+
+E = TypeVar("E", bound=Engine)
+
+
+class Pool(Generic[E]):
+    """Engines of one process, opened when all others are in use."""
+
+    def __init__(self, opener: Callable[[], E]) -> None:
+        self._opener = opener
+        self._pid, self._free = os.getpid(), list[E]()
+
+    @contextmanager
+    def borrow(self) -> Iterator[E]:
+        """An engine for this thread alone; one that failed is not used again."""
+        if self._pid != os.getpid():  # forked: the parent's may be in the middle of something
+            self._pid, self._free = os.getpid(), []
+        free = self._free
+        try:
+            engine = free.pop()
+        except IndexError:
+            engine = self._opener()
+        yield engine
+        free.append(engine)
+
+
+class FileTokenizer:
+    """The tokenizer of a definition, on one backend."""
+
+    def __init__(
+        self,
+        name: str,
+        definition: Definition,
+        backend: Literal["gigatoken", "tokenizers"],
+        *,
+        threads: int,
+        memory_limit: int,
+        trust_pickle: bool,
+    ) -> None:
+        self.name, self.backend = name, backend
+        self.eos_id, self.bos_id = definition.eos_id, definition.bos_id
+        self.pad_id = definition.pad_id
+        self.vocab_size, self.specials = definition.vocab_size, definition.specials
+        self.content_hash = content_hash(definition.content)
+        self.chat_template = definition.chat_template
+        self.special_tokens_map = dict(definition.named)
+        self._path, self._trust_pickle = definition.path, trust_pickle
+        self._threads, self._memory_limit = threads, memory_limit
+        # Kept as text, since as objects a vocabulary of 128,000 takes some 50 MB more.
+        self._content = json.dumps(definition.content, ensure_ascii=False)
+        self._pattern = definition.fast_pattern
+        self._references = {mode: self._reference_pool(mode) for mode in MODES}
+        self._fasts = {mode: self._fast_pool(mode) for mode in MODES}
+
+    def _reference_pool(self, specials: Specials) -> Pool[Reference]:
+        text = Lazy(lambda: self._text(specials, fast=False))
+        return Pool(lambda: Reference(text.get(), self.name))
+
+    def _fast_pool(self, specials: Specials) -> Pool[Fast]:
+        text = Lazy(lambda: self._text(specials, fast=True))
+        return Pool(lambda: Fast(text.get(), memory_limit=self._memory_limit))
+
+    def _text(self, specials: Specials, *, fast: bool) -> str:
+        """The tokenizer.json that a backend opens for one way to take special tokens."""
+        content: dict[str, Any] = json.loads(self._content)
+        if specials == "text":
+            content = sealed(content, keep=not fast)
+        if fast and self._pattern is not None:
+            content["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": self._pattern}
+        return json.dumps(content, ensure_ascii=False)
+
+    def encode(self, texts: Texts, *, specials: Specials = "text") -> tuple[Ids, Offsets]:
+        """All texts' ids, and offsets (texts + 1): text i is ids[offsets[i]:offsets[i + 1]]."""
+        return self._encode(self.backend, large_strings(texts), specials)
+
+    def _encode(
+        self, backend: str, texts: pa.LargeStringArray, specials: Specials
+    ) -> tuple[Ids, Offsets]:
+        pools = self._fasts if backend == "gigatoken" else self._references
+        pool: Pool[Any] = pools[_mode(specials)]
+
+        def run(rows: pa.LargeStringArray) -> tuple[Ids, Offsets]:
+            with pool.borrow() as engine:
+                found: tuple[Ids, Offsets] = engine.encode(rows)
+            return found
+
+        parts = split_rows(texts, self._threads)
+        if len(parts) == 1:
+            return run(texts)
+        with ThreadPoolExecutor(len(parts)) as threads:
+            done = list(threads.map(run, parts))
+        counts = np.concatenate([np.diff(offsets) for _, offsets in done])
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return np.concatenate([ids for ids, _ in done]), offsets
+
+    def encode_spans(
+        self, texts: Sequence[str], *, specials: Specials = "text"
+    ) -> tuple[Ids, Offsets, npt.NDArray[np.int64]]:
+        """`encode`, and each token's characters [begin, end) in its text: (ids, 2)."""
+        large_strings(texts)
+        with self._references[_mode(specials)].borrow() as engine:
+            return engine.encode_spans(texts)
+
+    def decode(self, ids: npt.ArrayLike) -> str:
+        """The text of ids, special tokens spelt out."""
+        array = np.asarray(ids).reshape(-1)
+        if array.size and (array.dtype.kind not in "iu" or array.min() < 0):
+            raise ConfigError(
+                f"ids to decode are whole numbers from 0, not {array.dtype} {array[:5]}"
+            )
+        if array.size and array.max() >= self.vocab_size:
+            raise OutOfBounds(f"id {array.max()} is past {self.name}'s {self.vocab_size} tokens")
+        with self._references["parse"].borrow() as engine:
+            return engine.decode(array.tolist())
+
+    def check(self, definition: Definition) -> None:
+        """Refuse files whose ids are not the ones that `tokenizers` would give."""
+        with self._references["parse"].borrow() as engine:
+            for token in definition.content["added_tokens"]:
+                given = engine.id_of(token["content"])
+                if given != token["id"]:
+                    raise DataError(
+                        f"{self._path} says that {token['content']!r} is {token['id']}, and "
+                        f"opened it becomes {given}: ids of added tokens must follow the "
+                        "vocabulary's without a gap"
+                    )
+
+    def check_fast(self, definition: Definition, sample: Sequence[str]) -> None:
+        """Refuse a fast backend that gives other ids than the reference, naming the first text."""
+        hard = hard_set(definition.added)
+        for mode, texts in (("text", [*hard, *sample]), ("parse", hard)):
+            rows = large_strings(texts)
+            found, stops = self._encode("gigatoken", rows, _mode(mode))
+            wanted, ends = self._encode("tokenizers", rows, _mode(mode))
+            for i, text in enumerate(texts):
+                if not np.array_equal(
+                    wanted[ends[i] : ends[i + 1]], found[stops[i] : stops[i + 1]]
+                ):
+                    shown = text if len(text) <= 60 else text[:60] + "…"
+                    raise ConfigError(f"gigatoken and tokenizers give different ids for {shown!r}")
+
+    def __reduce__(self) -> tuple[Callable[..., FileTokenizer], tuple[Any, ...]]:
+        options = (self._threads, self._memory_limit, self._trust_pickle)
+        return _reopen, (self.name, self._path, self.backend, self.content_hash, *options)
+
+    def __repr__(self) -> str:
+        return f"<tokenizer {self.name}: {self.vocab_size:,} tokens, by {self.backend}>"
+
+
+MODES: tuple[Specials, ...] = ("text", "parse")
+
+
+class Lazy:
+    """A text that is made once, when it is first asked for."""
+
+    def __init__(self, make: Callable[[], str]) -> None:
+        self._make, self._text = make, ""
+
+    def get(self) -> str:
+        """The text."""
+        if not self._text:
+            self._text = self._make()
+        return self._text
+
+
+def _mode(specials: str) -> Specials:
+    for mode in MODES:
+        if mode == specials:
+            return mode
+    raise ConfigError(f"specials is 'text' or 'parse', not {specials!r}")
+
+
+def _reopen(
+    name: str,
+    path: str,
+    backend: Literal["gigatoken", "tokenizers"],
+    expected: str,
+    threads: int,
+    memory_limit: int,
+    trust_pickle: bool,
+) -> FileTokenizer:
+    """The tokenizer that another process pickled, if its files are still the same."""
+    definition = define(path, trust_pickle=trust_pickle)
+    tokenizer = FileTokenizer(
+        name,
+        definition,
+        backend,
+        threads=threads,
+        memory_limit=memory_limit,
+        trust_pickle=trust_pickle,
+    )
+    if tokenizer.content_hash != expected:
+        raise DataError(f"{path} has changed since it was opened: open it anew")
+    return tokenizer
+
+
+def open_tokenizer(
+    path: str | os.PathLike[str],
+    *,
+    backend: Literal["auto", "fast", "reference"] = "auto",
+    trust_pickle: bool = False,
+    sample: Sequence[str] = (),
+    threads: int = 1,
+    memory_limit: int = MEMORY_LIMIT,
+) -> FileTokenizer:
+    """A tokenizer from a folder, a tokenizer.json, a .tiktoken file, or a name of the Hub.
+
+    The fast backend has to be installed, and to give the reference's ids on the hard set and on
+    `sample`: where it does not, "auto" takes the reference, with a warning that says why, and
+    "fast" is an error. A pickle (nanochat's) is opened only with trust_pickle=True, since that runs
+    what is in it. The fast backend forgets its words when they may have passed `memory_limit`
+    bytes.
+    """
+    if backend not in ("auto", "fast", "reference"):
+        raise ConfigError(f"backend is 'auto', 'fast' or 'reference', not {backend!r}")
+    if threads < 1 or memory_limit < 1:
+        raise ConfigError(
+            f"threads and memory_limit are at least 1, not {threads} and {memory_limit}"
+        )
+    definition = define(path, trust_pickle=trust_pickle)
+
+    def on(kind: Literal["gigatoken", "tokenizers"]) -> FileTokenizer:
+        return FileTokenizer(
+            os.fspath(path),
+            definition,
+            kind,
+            threads=threads,
+            memory_limit=memory_limit,
+            trust_pickle=trust_pickle,
+        )
+
+    tokenizer = on("tokenizers" if backend == "reference" else "gigatoken")
+    tokenizer.check(definition)
+    if backend == "reference":
+        return tokenizer
+    try:
+        tokenizer.check_fast(definition, sample)
+    except (MissingExtra, ConfigError) as error:
+        if backend == "fast":
+            raise
+        warnings.warn(f"{tokenizer.name} is read by the slower backend: {error}", stacklevel=2)
+        return on("tokenizers")
+    return tokenizer
