@@ -19,6 +19,8 @@ from penstock.errors import PenstockError
 
 COMMANDS = {
     "demo": "penstock.cli.demo:demo",
+    "inspect": "penstock.cli.inspect:inspect",
+    "prepare": "penstock.cli.prepare:prepare",
     "verify": "penstock.cli.verify:verify",
 }
 

@@ -2,7 +2,8 @@
 
 `config` and `recipes` are what users write · `conversation` marks what of a rendered chat is
 trained · `encoding` makes ids and masks of it · `masks` puts records together · `plain` is the way
-of text that needs none of this.
+of text that needs none of this · `plan` cuts the input into works · `worker` does one · `pool` runs
+them in processes · `pipeline` is all of it.
 """
 
 from importlib import import_module
@@ -14,6 +15,7 @@ from penstock.prepare.recipes import recipe
 
 if TYPE_CHECKING:
     from penstock.prepare.masks import MaskBuilder
+    from penstock.prepare.pipeline import Pipeline
 
 __all__ = [
     "Built",
@@ -21,6 +23,7 @@ __all__ = [
     "InputConfig",
     "MaskBuilder",
     "OutputConfig",
+    "Pipeline",
     "PipelineConfig",
     "ProcessingConfig",
     "recipe",
@@ -30,4 +33,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "MaskBuilder":  # it renders templates and tokenises; a recipe does not
         return import_module("penstock.prepare.masks").MaskBuilder
+    if name == "Pipeline":
+        return import_module("penstock.prepare.pipeline").Pipeline
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,6 +14,7 @@ from penstock.store.formats import StoreFactory, detect_format, open_store
 from penstock.store.manifest import FORMAT_VERSION
 from penstock.store.mmap import MmapStore
 from penstock.store.schema import Key
+from penstock.store.sources import source_of
 from penstock.store.verify import Report, verify
 from penstock.store.workspace import commit, discard
 from penstock.store.writer import ShardWriter
@@ -34,6 +35,7 @@ __all__ = [
     "detect_format",
     "discard",
     "open_store",
+    "source_of",
     "verify",
 ]
 

@@ -29,11 +29,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError, MissingExtra, OutOfBounds
-from penstock.text.strings import large_strings, split_rows
 from penstock.text.definition import Definition, content_hash, sealed
 from penstock.text.fast import Fast
 from penstock.text.hard_set import hard_set
 from penstock.text.reference import Reference
+from penstock.text.strings import large_strings, split_rows
 from penstock.text.tokenizer_files import define
 
 Specials = Literal["text", "parse"]
@@ -114,7 +114,8 @@ class FileTokenizer:
         memory_limit: int,
         trust_pickle: bool,
     ) -> None:
-        self.name, self.backend = name, backend
+        self.name = name
+        self.backend: str = backend
         self.eos_id, self.bos_id = definition.eos_id, definition.bos_id
         self.pad_id = definition.pad_id
         self.vocab_size, self.specials = definition.vocab_size, definition.specials

@@ -1,0 +1,273 @@
+"""How fast documents become a store: Penstock beside datatrove and beside the tokenizer alone.
+
+    make bench-prepare                              # or: python benchmarks/prepare.py --quick
+
+Real text: the standard library's and the installed packages' own sources, cut into documents, so
+that every machine has some. A byte-level BPE with GPT-2's regex is trained on another part of it.
+Every contender runs in processes of its own, over text that it has not seen, with a tokenizer
+freshly opened: warm caches read three times too fast. Both cores. Ids are compared first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import platform
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+CORES = 2
+
+
+# --- data
+
+
+def sources() -> Iterator[str]:
+    """Text files of this Python and its packages, in a fixed order."""
+    roots = [sysconfig.get_paths()["stdlib"], *site.getsitepackages()]
+    kinds = {".py", ".pyi", ".md", ".txt", ".rst", ".h", ".c", ".js", ".json", ".html", ".csv"}
+    for root in roots:
+        for path in sorted(Path(root).rglob("*")):
+            if path.suffix in kinds and path.is_file():
+                text = path.read_text(encoding="utf-8", errors="ignore")
+                yield from (text[at : at + 20_000] for at in range(0, len(text), 20_000))
+
+
+def make_data(root: Path, megabytes: int) -> None:
+    """Text as JSONL files of 25 MB, and a tokenizer."""
+    done = root / "done.json"
+    if done.exists() and json.loads(done.read_text()) == megabytes:
+        return
+    shutil.rmtree(root, ignore_errors=True)
+    (root / "text").mkdir(parents=True)
+    documents = sources()
+    training = [next(documents) for _ in range(400)]
+    make_tokenizer(root / "tokenizer", training)
+    left = megabytes * 1_000_000
+    number, size = 0, 0
+    out = (root / "text" / "000.jsonl").open("w")
+    for number_of, text in enumerate(documents):
+        line = json.dumps({"id": str(number_of), "text": text}) + "\n"
+        out.write(line)
+        size, left = size + len(line), left - len(text.encode())
+        if size > 25_000_000:
+            out.close()
+            number, size = number + 1, 0
+            out = (root / "text" / f"{number:03d}.jsonl").open("w")
+        if left < 0:
+            break
+    out.close()
+    if left > 0:
+        print(f"(only {megabytes - left / 1e6:.0f} MB of text on this machine)")
+    done.write_text(json.dumps(megabytes))
+
+
+def make_tokenizer(folder: Path, texts: list[str]) -> None:
+    """A GPT-2-like tokenizer of 32,000 tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=32_000,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(texts, trainer)
+    folder.mkdir(parents=True)
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
+
+
+# --- contenders: each a fresh process over part of the text
+
+
+def penstock(files: list[str], tokenizer: str, out: str, backend: str) -> None:
+    from penstock.prepare import Pipeline, recipe
+
+    Pipeline(recipe("pretrain"), files, out, tokenizer, workers=CORES, backend=backend).run()
+
+
+def datatrove(files: list[str], tokenizer: str, out: str) -> None:
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.readers import JsonlReader
+    from datatrove.pipeline.tokens import DocumentTokenizer
+
+    folder = str(Path(files[0]).parent)
+    names = Path(out + ".files")
+    names.write_text("\n".join(Path(file).name for file in files))
+    LocalPipelineExecutor(
+        pipeline=[
+            JsonlReader(folder, paths_file=str(names)),
+            DocumentTokenizer(
+                output_folder=out,
+                tokenizer_name_or_path=tokenizer + "/tokenizer.json",
+                eos_token="<|endoftext|>",
+                shuffle_documents=False,
+            ),
+        ],
+        tasks=CORES,
+        workers=CORES,
+        logging_dir=out + ".logs",
+    ).run()
+
+
+def alone(files: list[str], tokenizer: str, backend: str) -> None:
+    """The tokenizer over text that is in memory already, in as many processes."""
+    context = multiprocessing.get_context("spawn")
+    ready, go = context.Semaphore(0), context.Event()
+    seconds = context.SimpleQueue()
+    processes = [
+        context.Process(
+            target=_alone, args=(files[k::CORES], tokenizer, backend, ready, go, seconds)
+        )
+        for k in range(CORES)
+    ]
+    for process in processes:
+        process.start()
+    for _ in processes:
+        ready.acquire()
+    go.set()
+    print(max(seconds.get() for _ in processes))
+
+
+def _alone(files: list[str], tokenizer: str, backend: str, ready: Any, go: Any, out: Any) -> None:
+    from penstock.text.tokenizer import open_tokenizer
+
+    opened = open_tokenizer(tokenizer, backend=backend)  # type: ignore[arg-type]
+    batches = []
+    for file in files:
+        texts = [json.loads(line)["text"] for line in Path(file).read_text().splitlines()]
+        batches += [
+            pa.array(texts[at : at + 256], pa.large_string()) for at in range(0, len(texts), 256)
+        ]
+    ready.release()
+    go.wait()
+    start = time.perf_counter()
+    for batch in batches:
+        opened.encode(batch)
+    out.put(time.perf_counter() - start)
+
+
+# --- measuring
+
+
+def timed(name: str, *arguments: Any) -> float:
+    """Seconds of a contender in a fresh interpreter, its start left out of nobody's account."""
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import prepare, json; "
+    code += f"prepare.{name}(*json.loads(sys.argv[1]))"
+    start = time.perf_counter()
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, json.dumps(arguments)],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    taken = time.perf_counter() - start
+    return float(ran.stdout.split()[-1]) if name == "alone" else taken
+
+
+def check(files: list[str], tokenizer: str, root: Path) -> None:
+    """Penstock, on both backends, and datatrove write the same tokens."""
+    from penstock import open_store
+
+    found = []
+    for backend in ("fast", "reference"):
+        out = root / f"check-{backend}"
+        shutil.rmtree(out, ignore_errors=True)
+        penstock(files[:1], tokenizer, str(out), backend)
+        store = open_store(out)
+        found.append(store.read(0, len(store), "sequence"))
+    out = root / "check-datatrove"
+    shutil.rmtree(out, ignore_errors=True)
+    timed("datatrove", files[:1], tokenizer, str(out))
+    theirs = np.concatenate([np.fromfile(f, np.uint16) for f in sorted(out.glob("*.ds"))])
+    assert np.array_equal(found[0], found[1]), "the backends differ"
+    assert np.array_equal(found[0], theirs), "datatrove's tokens differ"
+
+
+def main() -> None:
+    """Run everything and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=Path("build/bench-prepare"))
+    parser.add_argument("--quick", action="store_true", help="60 MB of text rather than 400")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    options = parser.parse_args()
+    megabytes = 60 if options.quick else 400
+    root = options.data.absolute() / str(megabytes)
+    make_data(root, megabytes)
+    files = [str(path) for path in sorted((root / "text").glob("*.jsonl"))]
+    tokenizer = str(root / "tokenizer")
+    check(files, tokenizer, root)
+    few = files[: max(2, 50 // 25)]  # for those that are slow
+    size = {
+        name: sum(Path(f).stat().st_size for f in part)
+        for name, part in (("all", files), ("few", few))
+    }
+    runs: dict[str, tuple[str, Callable[[], float]]] = {
+        "penstock, fast": ("all", lambda: timed("penstock", files, tokenizer, fresh(root), "fast")),
+        "tokenizer alone, fast": ("all", lambda: timed("alone", files, tokenizer, "fast")),
+        "penstock, fast, less text": (
+            "few",
+            lambda: timed("penstock", few, tokenizer, fresh(root), "fast"),
+        ),
+        "penstock, reference": (
+            "few",
+            lambda: timed("penstock", few, tokenizer, fresh(root), "reference"),
+        ),
+        "tokenizer alone, reference": ("few", lambda: timed("alone", few, tokenizer, "reference")),
+        "datatrove": ("few", lambda: timed("datatrove", few, tokenizer, fresh(root))),
+    }
+    rates = {name: size[part] / run() / 1e6 for name, (part, run) in runs.items()}
+    asked = [
+        (
+            "penstock / datatrove, less text",
+            rates["penstock, fast, less text"] / rates["datatrove"],
+            12.0,
+        ),
+        ("penstock / datatrove", rates["penstock, fast"] / rates["datatrove"], 12.0),
+        (
+            "penstock / the tokenizer alone",
+            rates["penstock, fast"] / rates["tokenizer alone, fast"],
+            0.6,
+        ),
+        ("penstock, reference / datatrove", rates["penstock, reference"] / rates["datatrove"], 1.0),
+    ]
+    named = ("penstock", "gigatoken", "tokenizers", "datatrove", "pyarrow")
+    print(
+        f"{size['all'] / 1e6:.0f} MB of JSONL ({size['few'] / 1e6:.0f} for the slow), {CORES} cores; "
+        f"Python {platform.python_version()}, " + ", ".join(f"{n} {version(n)}" for n in named)
+    )
+    for name, rate in rates.items():
+        print(f"{name:32} {rate:8.1f} MB/s")
+    print()
+    for name, got, floor in asked:
+        print(f"{name:40} {got:7.2f}   asked {floor:5.2f}   {'ok' if got >= floor else 'SHORT'}")
+    if options.json:
+        options.json.write_text(
+            json.dumps({"rates": rates, "ratios": {n: g for n, g, _ in asked}}, indent=1)
+        )
+
+
+def fresh(root: Path) -> str:
+    """An output folder that is not there yet."""
+    out = root / "out"
+    for path in (out, Path(f"{out}.logs")):
+        shutil.rmtree(path, ignore_errors=True)
+    return str(out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Worker processes: each opens its own tokenizer, makes parts, and ends when its parent does.
+
+They are spawned, since a tokenizer that was inherited over a fork can hang. One that dies is an
+error that says so; its work has no completion mark and is done again on the next run.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any
+
+from penstock.errors import DataError, PenstockError
+from penstock.prepare.plan import Work
+from penstock.prepare.worker import Task, Worker
+
+Note = Callable[[int, dict[str, Any]], None]
+
+
+class Pool:
+    """`count` processes that do works; with 0, they are done here."""
+
+    def __init__(self, task: Task, count: int) -> None:
+        self._task, self._count = task, count
+        self._here: Worker | None = None
+        self._processes: list[tuple[Any, Connection]] = []
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process, pipe in self._processes:
+            pipe.close()  # an idle worker ends at this
+            if kind is not None:
+                process.terminate()
+        for process, _ in self._processes:
+            process.join()
+
+    def run(self, works: Sequence[Work], note: Note, limit: int | None = None) -> None:
+        """Do all works, telling `note` of each when it is done."""
+        if not self._count:
+            for work in works:
+                self._here = self._here or Worker(self._task)
+                note(work.number, self._here.run(work, limit))
+            return
+        self._start()
+        waiting = deque(works)
+        busy: dict[Connection, tuple[Any, Work]] = {}
+        idle = list(self._processes)
+        while waiting or busy:
+            while waiting and idle:
+                process, pipe = idle.pop()
+                work = waiting.popleft()
+                _send(process, pipe, (work, limit))
+                busy[pipe] = process, work
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)
+                process, work = busy.pop(ready)
+                note(work.number, _answer(process, ready, work))
+                idle.append((process, ready))
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        while len(self._processes) < self._count:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(self._task, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append((process, ours))
+
+
+def _send(process: Any, pipe: Connection, message: Any) -> None:
+    try:
+        pipe.send(message)
+    except OSError:
+        raise _died(process) from None
+
+
+def _answer(process: Any, pipe: Connection, work: Work) -> dict[str, Any]:
+    try:
+        answer = pipe.recv()
+    except (EOFError, ConnectionError):
+        raise _died(process) from None
+    if isinstance(answer, BaseException):
+        raise answer
+    assert isinstance(answer, dict), work
+    return answer
+
+
+def _died(process: Any) -> DataError:
+    process.join(5)
+    code = process.exitcode
+    how = f"ended with code {code}"
+    if code is not None and code < 0:
+        how = f"was killed by {signal.Signals(-code).name}"
+    hint = " (the kernel kills what takes too much memory)" if code == -signal.SIGKILL else ""
+    return DataError(
+        f"a worker {how}{hint}: what is complete is kept, so run the same command again, with "
+        "fewer --workers if memory is short"
+    )
+
+
+def _serve(task: Task, pipe: Connection) -> None:
+    """A worker's life: works in, completion marks out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    worker: Worker | None = None
+    while True:
+        try:
+            work, limit = pipe.recv()
+        except (EOFError, ConnectionError):
+            return
+        try:
+            worker = worker or Worker(task)
+            answer: Any = worker.run(work, limit)
+        except (PenstockError, OSError) as error:
+            answer = error if isinstance(error, PenstockError) else _said(error)
+        try:
+            pipe.send(answer)
+        except OSError:
+            return
+
+
+def _said(error: OSError) -> DataError:
+    where = f"{error.filename}: " if error.filename else ""
+    return DataError(
+        f"{where}{error.strerror or error}: what is complete is kept; mend this and run the same "
+        "command again"
+    )
+
+
+def _end_with_parent(parent: int) -> None:
+    """A worker whose parent was killed has nobody to tell: it ends at once."""
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(1)
