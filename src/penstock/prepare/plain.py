@@ -1,0 +1,64 @@
+"""Plain text, with no Python object a document: what is kept of it, and what is put around it."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+U32 = npt.NDArray[np.uint32]
+I64 = npt.NDArray[np.int64]
+
+
+def sifted(
+    texts: pa.LargeStringArray, min_chars: int, max_chars: int
+) -> dict[str, npt.NDArray[np.bool_]]:
+    """Which texts each rule filters; the first that applies has it.
+
+    >>> found = sifted(pa.array(["short", "long enough", "      "], pa.large_string()), 6, 100)
+    >>> {rule: np.flatnonzero(mask).tolist() for rule, mask in found.items()}
+    {'min_chars': [0], 'max_chars': [], 'empty': [2]}
+    """
+    lengths = np.asarray(pc.utf8_length(texts))
+    short, long = lengths < min_chars, lengths > max_chars
+    # Nearly every text has a visible ASCII character, and the search ends at the first.
+    blank = ~np.asarray(pc.match_substring_regex(texts, "[!-~]"), dtype=np.bool_) & ~short & ~long
+    for i in np.flatnonzero(blank).tolist():
+        blank[i] = not texts[i].as_py().strip()
+    return {"min_chars": short, "max_chars": long, "empty": blank}
+
+
+def framed(
+    ids: U32, offsets: I64, *, bos: int | None, eos: int | None, limit: int | None
+) -> tuple[U32, I64, int]:
+    """Ragged ids with BOS before and EOS after each document, cut to a limit; how many were cut.
+
+    >>> ids, offsets, cut = framed(
+    ...     np.array([5, 6, 7], np.uint32), np.array([0, 2, 3]), bos=1, eos=2, limit=3)
+    >>> ids.tolist(), offsets.tolist(), cut
+    ([1, 5, 6, 1, 7, 2], [0, 3, 6], 1)
+    """
+    before, after = int(bos is not None), int(eos is not None)
+    lengths = np.diff(offsets)
+    whole = lengths + before + after
+    kept = whole if limit is None else np.minimum(whole, limit)
+    cut = int((whole - kept).sum())
+    if not (before or after or cut) and len(ids) == lengths.sum():
+        return ids, offsets, 0
+    bounds = np.zeros(len(offsets), np.int64)
+    np.cumsum(kept, out=bounds[1:])
+    body = np.clip(kept - before, 0, lengths)
+    # Token j of a document's body stands at its begin + j; the bodies follow each other.
+    starts = np.repeat(offsets[:-1] - (np.cumsum(body) - body), body)
+    found = ids[starts + np.arange(len(starts))] if cut else ids[offsets[0] : offsets[-1]]
+    out = np.empty(int(bounds[-1]), ids.dtype)
+    free = np.ones(len(out), np.bool_)
+    if bos is not None:
+        firsts = bounds[:-1][kept > 0]
+        out[firsts], free[firsts] = bos, False
+    if eos is not None:
+        lasts = bounds[1:][kept == whole] - 1
+        out[lasts], free[lasts] = eos, False
+    out[free] = found
+    return out, bounds, cut
