@@ -13,7 +13,7 @@ that writes a message differently when more follow has no such prefixes, and is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,37 +37,38 @@ class Written:
 class Conversations:
     """Renders conversations of one recipe with one template.
 
-    `trains` says whether a role is trained, `ends` are the texts that may end a turn.
+    `trains` says whether a role is trained, `roles` are those the recipe knows, and `ends` the
+    texts that may end a turn.
     """
 
     def __init__(
-        self, template: ChatTemplate, trains: Callable[[str], bool], ends: Sequence[str] = ()
+        self,
+        template: ChatTemplate,
+        trains: Callable[[str], bool],
+        roles: Iterable[str] = (),
+        ends: Sequence[str] = (),
     ) -> None:
         self.template = template
         self._trains = trains
         self._ends = tuple(ends)
+        self._simple = _simple(list(roles), trains)
         self._headers: dict[str, str] = {}
         self._blocks: dict[str, bool] = {}
-        asked = [self._tried(_SIMPLE[:1], prompt=prompt) for prompt in (False, True)]
+        asked = [self._tried(self._simple[:1], prompt=prompt) for prompt in (False, True)]
         self.prompts = asked[0] != asked[1]
 
-    def check(self, roles: Mapping[str, str]) -> None:
+    def check(self) -> None:
         """Refuse a template that two simple turns show to be useless for masks."""
-        trained = [role for role in roles if self._trains(role)] or ["assistant"]
-        role = "assistant" if "assistant" in trained else trained[0]
-        asker = next((r for r in roles if r not in {role, "system"}), "user")
-        names = {"user": asker, "assistant": role}
-        chat = [{**message, "role": names[message["role"]]} for message in _SIMPLE]
         try:
-            rendered = self.template.render(chat)
+            rendered = self.template.render(self._simple)
         except DataError as error:
             if isinstance(error.__cause__, Overrun):
                 raise ConfigError(f"The chat template cannot be used: {error}") from error
             return  # it may want what two simple turns do not have; its records will tell
-        if rendered.generation is not None or not self._trains(role):
+        if rendered.generation is not None:
             return
         try:
-            self.written(chat, None, "$role")
+            self.written(self._simple, None, "$role")
         except Refused as error:
             raise ConfigError(
                 f"The chat template gives no masks for two simple turns: {error}. Put "
@@ -138,7 +139,7 @@ class Conversations:
         return self._headers[role]
 
     def _found_header(self, role: str) -> str:
-        before = _SIMPLE[:2] if role == "user" else _SIMPLE[:1]
+        before = self._before(role)
         base = self._tried(before)
         one, other = (self._tried([*before, {"role": role, "content": c}]) for c in ("A", "Z"))
         if base is None or one is None or other is None:
@@ -147,10 +148,14 @@ class Conversations:
         header = shared[len(base) :] if shared.startswith(base) else ""
         return header if header.strip() else ""
 
+    def _before(self, role: str) -> list[Message]:
+        """A conversation in which that role may speak next."""
+        return self._simple[:2] if role == self._simple[0]["role"] else self._simple[:1]
+
     def _has_blocks(self, role: str) -> bool:
         """Whether the messages of a role are in generation blocks."""
         if role not in self._blocks:
-            before = _SIMPLE[:2] if role == "user" else _SIMPLE[:1]
+            before = self._before(role)
             counts = []
             for chat in (before, [*before, {"role": role, "content": "A"}]):
                 try:
@@ -177,14 +182,6 @@ class Conversations:
             return self.template.render(chat, tools=tools, add_generation_prompt=prompt)
         except DataError as error:
             raise Refused("template", str(error)) from None
-
-
-_SIMPLE: list[Message] = [
-    {"role": "user", "content": "One?"},
-    {"role": "assistant", "content": "Two."},
-    {"role": "user", "content": "Three?"},
-    {"role": "assistant", "content": "Four."},
-]
 
 
 class _Prefixes:
@@ -259,6 +256,28 @@ class _Prefixes:
             raise Refused(
                 "template", f"its first {k} messages cannot be rendered alone: {error}"
             ) from None
+
+
+def _simple(roles: list[str], trains: Callable[[str], bool]) -> list[Message]:
+    """Two simple turns of who asks and who is trained, by their names in the recipe.
+
+    >>> [message["role"] for message in _simple(["system", "human", "gpt"], "gpt".__eq__)]
+    ['human', 'gpt', 'human', 'gpt']
+    """
+    others = [role for role in roles if role not in {"system", "user", "assistant"}]
+    asker, answerer = "user", "assistant"
+    if "assistant" not in roles:
+        answerer = next(filter(trains, others), answerer)
+    if "user" not in roles:
+        # "tool" beside "assistant" asks nothing; who is named beside "gpt" does.
+        known = [role for role in others if role != answerer]
+        asker = known[0] if known and answerer != "assistant" else asker
+    asked = [("One?", "Two."), ("Three?", "Four.")]
+    return [
+        {"role": role, "content": text}
+        for turn in asked
+        for role, text in zip((asker, answerer), turn, strict=True)
+    ]
 
 
 def _agreement(one: str, other: str) -> int:

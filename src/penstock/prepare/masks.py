@@ -10,7 +10,6 @@ document: `sift` and `frame` do the same to arrays.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -190,15 +189,13 @@ class MaskBuilder:
         for number in found:
             if not isinstance(number, (int, float)) or isinstance(number, bool):
                 raise Refused("bad_value", f"{name} holds {_kind(number)}, not a number")
-            if not math.isfinite(number):
-                raise Refused("bad_value", f"{name} holds {number}, which is not finite")
-        with np.errstate(over="ignore"):
-            try:
+        try:
+            with np.errstate(over="ignore"):
                 array = np.array(found, np.float64).astype(self.keys[output.key].dtype)
-            except OverflowError:
-                array = np.array([math.inf])
+        except OverflowError:  # 10**400
+            array = np.array([np.inf])
         if not np.isfinite(array).all():
-            raise Refused("bad_value", f"{name} holds a number too large for its dtype")
+            raise Refused("bad_value", f"{name} holds a number that is not finite or too large")
         return array
 
     # ------------------------------------------------------------------ sequences
@@ -301,9 +298,10 @@ class MaskBuilder:
                 'put a "chat_template" into its tokenizer_config.json.'
             )
         template = ChatTemplate(source, self._tokenizer.special_tokens_map, now=now)
-        found = Conversations(template, self.config.trains, tuple(self._tokenizer.specials))
+        config, ends = self.config, tuple(self._tokenizer.specials)
+        found = Conversations(template, config.trains, config.mask, ends)
         if any(section.action == "$role" for section in templated):
-            found.check(self.config.mask)
+            found.check()
         return found
 
     def _check_ends(self) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from string import Formatter
 from typing import Any
 
 from jinja2 import Environment, Template, nodes
@@ -31,7 +32,8 @@ MAX_CHARS = 1 << 24  # of text made in a render, beside a multiple of what goes 
 MAX_WIDTH = 100_000  # of padding: center(10**9) is one call
 MAX_BITS = 1 << 16  # of an integer
 
-_WIDE = re.compile(r"\d{6}|\*")
+_PERCENT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(?:\*|\d{6}|\d*\.(?:\*|\d{6}))")
+_BRACES = re.compile(r"\d{6}|\{")
 _PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
 _WIDE_FILTERS = ("center", "indent", "batch", "slice", "wordwrap", "truncate", "round")
 
@@ -129,13 +131,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Functions, methods and macros; the signature is jinja's, so arguments are passed on."""
         self.meter.step(8)
         self.meter.text(self._macro_text)
-        owner = getattr(called, "__self__", None)
+        owner = getattr(getattr(called, "__wrapped__", called), "__self__", None)
         if isinstance(owner, str):
             name = getattr(called, "__name__", "")
             if name in _PADDING:
                 _check_width(args)
             elif name in {"format", "format_map"}:
-                _check_format(owner)
+                _check_fields(owner)
             elif name == "replace" and len(args) >= 2:
                 old, new = str(args[0]), str(args[1])
                 self.meter.text(len(owner) + (owner.count(old) * len(new)))
@@ -201,8 +203,18 @@ def _check_width(values: Iterable[Any]) -> None:
 
 
 def _check_format(text: str) -> None:
-    if _WIDE.search(text):
-        raise Overrun(f"it formats with a width of its own making or past {MAX_WIDTH:,}")
+    if _PERCENT.search(text):
+        raise Overrun(f"it formats with a width that is not fixed, or past {MAX_WIDTH:,}")
+
+
+def _check_fields(text: str) -> None:
+    """The same of `str.format`.
+
+    >>> _check_fields('{{"sum": {:>8}}}')
+    """
+    for _, _, width, _ in Formatter().parse(text):
+        if width and _BRACES.search(width):
+            raise Overrun(f"it formats with a width that is not fixed, or past {MAX_WIDTH:,}")
 
 
 def _narrow(function: Callable[..., Any], name: str) -> Callable[..., Any]:
