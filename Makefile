@@ -17,7 +17,7 @@ MAKEFLAGS += --silent
 .DEFAULT_GOAL := help
 # Under -j too, `check` stops at the first thing that is wrong and ends with the tests.
 .NOTPARALLEL:
-.PHONY: help setup test test-long check lint doctest format demo bench-loading bench-packing clean
+.PHONY: help setup test test-long check lint doctest format demo bench-loading bench-packing bench-prepare clean
 
 help: ## this list
 	sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -73,6 +73,9 @@ bench-loading: $(READY_BENCH) ## batches a second, beside peers (ARGS="..." is p
 
 bench-packing: $(READY_BENCH) ## documents and packed batches a second, beside peers
 	$(BENCH)/python benchmarks/packing.py $(ARGS)
+
+bench-prepare: $(READY_BENCH) ## text to a store, beside datatrove and the tokenizer alone
+	$(BENCH)/python benchmarks/prepare.py $(ARGS)
 
 clean: ## remove caches and builds (rm -rf .venv sets up anew)
 	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis

@@ -42,7 +42,8 @@ def sources() -> Iterator[str]:
         for path in sorted(Path(root).rglob("*")):
             if path.suffix in kinds and path.is_file():
                 text = path.read_text(encoding="utf-8", errors="ignore")
-                yield from (text[at : at + 20_000] for at in range(0, len(text), 20_000))
+                parts = (text[at : at + 20_000] for at in range(0, len(text), 20_000))
+            yield from (part for part in parts if len(part.strip()) >= 50)  # what recipes keep
 
 
 def make_data(root: Path, megabytes: int) -> None:
@@ -247,7 +248,8 @@ def main() -> None:
     ]
     named = ("penstock", "gigatoken", "tokenizers", "datatrove", "pyarrow")
     print(
-        f"{size['all'] / 1e6:.0f} MB of JSONL ({size['few'] / 1e6:.0f} for the slow), {CORES} cores; "
+        f"{size['all'] / 1e6:.0f} MB of JSONL ({size['few'] / 1e6:.0f} for the slow), "
+        f"{CORES} cores; "
         f"Python {platform.python_version()}, " + ", ".join(f"{n} {version(n)}" for n in named)
     )
     for name, rate in rates.items():
