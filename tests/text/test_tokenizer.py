@@ -125,6 +125,20 @@ def test_both_backends_agree_on_any_unicode(family: str, texts: list[str]) -> No
         assert (found.tolist(), stops.tolist()) == (wanted.tolist(), ends.tolist())
 
 
+def test_marks_newer_than_the_references_tables_get_its_ids_too() -> None:
+    # Found with random text: gigatoken's NFC knows marks of which that of tokenizers has not heard.
+    marks = [chr(0x0C3C), chr(0x08D3), chr(0x1AE9), chr(0x1E4EF), chr(0x0F72)]
+    texts = [
+        form.format(mark) for mark in marks for form in ("a{}\u0327\u0301", "x", "\u0301{0}{0}")
+    ]
+    theirs = huggingface(qwen_like())
+    for threads in (1, 2):
+        fast = open_tokenizer(qwen_like(), backend="fast", threads=threads)
+        for batch in (texts, texts[:1], [text * 9000 for text in texts]):
+            found = rows(*fast.encode(batch))
+            assert list(found) == [theirs.encode(text).ids for text in batch]
+
+
 def test_a_megabyte_of_one_character_is_encoded_by_both() -> None:
     texts = [character * (1 << 20) for character in " \na"]
     for family in ("gpt2", "cl100k", "qwen"):

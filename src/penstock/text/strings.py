@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError
@@ -106,3 +107,26 @@ def split_rows(texts: pa.LargeStringArray, parts: int) -> list[pa.LargeStringArr
     goals = begins[0] + (begins[-1] - begins[0]) * np.arange(1, parts) // parts
     cuts = np.unique([0, *np.searchsorted(begins[:-1], goals, side="right"), len(texts)])
     return [texts.slice(a, b - a) for a, b in pairwise(cuts)]
+
+
+def replace_rows(
+    ids: npt.NDArray[np.uint32],
+    offsets: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
+    others: npt.NDArray[np.uint32],
+    ends: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+    """Ragged ids in which some rows, in rising order, are others.
+
+    >>> ids, offsets = np.uint32([1, 2, 2, 3]), np.array([0, 1, 3, 4])
+    >>> replace_rows(ids, offsets, np.array([1]), np.uint32([7, 7, 7]), np.array([0, 3]))
+    (array([1, 7, 7, 7, 3], dtype=uint32), array([0, 1, 4, 5]))
+    """
+    parts, kept = [], 0
+    for i, row in enumerate(rows.tolist()):
+        parts += [ids[kept : offsets[row]], others[ends[i] : ends[i + 1]]]
+        kept = offsets[row + 1]
+    counts = np.diff(offsets)
+    counts[rows] = np.diff(ends)
+    new = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return np.concatenate([*parts, ids[kept:]]), new

@@ -29,11 +29,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError, MissingExtra, OutOfBounds
+from penstock.text.strings import large_strings, replace_rows, split_rows
 from penstock.text.definition import Definition, content_hash, sealed
 from penstock.text.fast import Fast
 from penstock.text.hard_set import hard_set
+from penstock.text.marks import normalises, rows_with_newer_marks
 from penstock.text.reference import Reference
-from penstock.text.strings import large_strings, split_rows
 from penstock.text.tokenizer_files import define
 
 Specials = Literal["text", "parse"]
@@ -127,6 +128,7 @@ class FileTokenizer:
         # Kept as text, since as objects a vocabulary of 128,000 takes some 50 MB more.
         self._content = json.dumps(definition.content, ensure_ascii=False)
         self._pattern = definition.fast_pattern
+        self._normalises = normalises(definition.content)
         self._references = {mode: self._reference_pool(mode) for mode in MODES}
         self._fasts = {mode: self._fast_pool(mode) for mode in MODES}
 
@@ -160,6 +162,11 @@ class FileTokenizer:
         def run(rows: pa.LargeStringArray) -> tuple[Ids, Offsets]:
             with pool.borrow() as engine:
                 found: tuple[Ids, Offsets] = engine.encode(rows)
+            if backend == "gigatoken" and self._normalises:
+                marked = rows_with_newer_marks(rows)
+                if marked.size:
+                    instead = self._encode("tokenizers", rows.take(marked), specials)
+                    return replace_rows(*found, marked, *instead)
             return found
 
         parts = split_rows(texts, self._threads)
