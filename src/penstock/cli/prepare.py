@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,8 @@ def prepare(
         trust_pickle=trust_pickle,
         overwrite=overwrite,
     )
-    with _Bar() as bar:
+    with _Bar() as bar, warnings.catch_warnings():
+        warnings.showwarning = _note
         tally = pipeline.run(bar.show)
     if as_json:
         click.echo(json.dumps(tally.to_dict()))
@@ -110,6 +112,10 @@ def prepare(
         for line in summary(tally):
             click.echo(line)
         click.echo(f"{out} is complete: look at it with `penstock inspect {out}`")
+
+
+def _note(message: Warning | str, *_: Any, **__: Any) -> None:
+    click.echo(f"Note: {message}", err=True)
 
 
 def summary(tally: Tally) -> list[str]:

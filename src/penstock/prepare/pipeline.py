@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -29,9 +29,11 @@ from penstock.store.manifest import MANIFEST
 from penstock.store.paths import sync_directory
 from penstock.store.spool import SOURCE_SUFFIX
 from penstock.store.workspace import mark_unfinished
-from penstock.text.documents import Policy
-from penstock.text.files import find_files
-from penstock.text.tokenizer import open_tokenizer
+from penstock.text.definition import content_hash
+from penstock.text.documents import Policy, read_records, units_of
+from penstock.text.files import InputFile, find_files
+from penstock.text.tokenizer import Tokenizer, open_tokenizer
+from penstock.text.tokenizer_files import define
 
 REJECTS = "rejects.jsonl"
 LEAST_FOR_SHARE = 1000  # documents before a share of rejects says anything
@@ -86,11 +88,11 @@ class Pipeline:
     def run(self, progress: Callable[[Progress], None] | None = None) -> Tally:
         """Do what is left to do; gives what became of every document and token."""
         files = find_files(self.paths)
-        folder = Folder(self.out)
+        folder, facts = Folder(self.out), self._tokenizer_facts()
         definition = definition_of(
             files,
             recipe=self.config.to_dict(),
-            tokenizer=self._tokenizer_facts()["tokenizer"],
+            tokenizer=facts["tokenizer"],
             policy=self._policy,
         )
         with folder.locked():
@@ -99,18 +101,21 @@ class Pipeline:
                 return done
             self._check_room(files)
             folder.begin(definition)
-            task = Task(
-                config=self.config,
-                files=tuple(files),
-                tokenizer=self.tokenizer_path,
-                backend=self._backend,
-                trust_pickle=self._trust_pickle,
-                policy=self._policy,
-                out=self.out,
-                now=folder.began(),
-            )
-            marks = self._work(folder, task, works_of(files), progress)
-            return self._finish(folder, marks)
+            works = works_of(files)
+            marks = folder.marks()
+            missing = sum(work.number not in marks for work in works)
+            with Pool(min(self.workers, missing)) as pool:
+                task = Task(
+                    config=self.config,
+                    files=tuple(files),
+                    tokenizer=self._opened(files),
+                    policy=self._policy,
+                    out=self.out,
+                    now=folder.began(),
+                )
+                pool.begin(task)
+                chosen = self._work(folder, pool, works, marks, progress)
+            return self._finish(folder, chosen, facts)
 
     # --- before
 
@@ -137,7 +142,7 @@ class Pipeline:
         summary = folder.root / "tally.json"
         return Tally(**json.loads(summary.read_text())) if summary.exists() else None
 
-    def _check_room(self, files: Sequence[Any]) -> None:
+    def _check_room(self, files: Sequence[InputFile]) -> None:
         """Say now, rather than in some hours, that the disk is too small."""
         self.out.mkdir(parents=True, exist_ok=True)
         least = sum(file.size for file in files) // 4  # a token of 2 bytes is 4 characters or more
@@ -150,12 +155,10 @@ class Pipeline:
 
     def _tokenizer_facts(self) -> dict[str, Any]:
         """What the manifest says of the tokenizer."""
-        found = open_tokenizer(
-            self.tokenizer_path, backend="reference", trust_pickle=self._trust_pickle
-        )
+        found = define(self.tokenizer_path, trust_pickle=self._trust_pickle)
         facts = {
-            "tokenizer": found.content_hash,
-            "tokenizer_name": found.name,
+            "tokenizer": content_hash(found.content),
+            "tokenizer_name": Path(self.tokenizer_path).name,
             "vocab_size": found.vocab_size,
             "eos_token_id": found.eos_id,
             "bos_token_id": found.bos_id,
@@ -163,17 +166,25 @@ class Pipeline:
         }
         return {name: value for name, value in facts.items() if value is not None}
 
+    def _opened(self, files: Sequence[InputFile]) -> Tokenizer:
+        """The tokenizer, its fast backend compared on some of the input; workers reopen it."""
+        backend: Any = self._backend
+        sample = () if backend == "reference" else sample_of(files)
+        return open_tokenizer(
+            self.tokenizer_path, backend=backend, trust_pickle=self._trust_pickle, sample=sample
+        )
+
     # --- the work
 
     def _work(
         self,
         folder: Folder,
-        task: Task,
+        pool: Pool,
         works: Sequence[Work],
+        marks: dict[int, dict[str, Any]],
         progress: Callable[[Progress], None] | None,
     ) -> list[dict[str, Any]]:
         """All works done, as their marks in order; `max_items` ends them early."""
-        marks = folder.marks()
         most = self.config.preprocessing.max_items
         total = sum(work.size for work in works)
 
@@ -186,12 +197,10 @@ class Pipeline:
                 at = sum(works[n].size for n in marks)
                 progress(Progress(bytes=at, total=total, tally=so_far, workers=self.workers))
 
-        missing = [work for work in works if work.number not in marks]
-        with Pool(task, min(self.workers, len(missing))) as pool:
-            if most is None:
-                pool.run(missing, note)
-                return [marks[work.number] for work in works]
-            return self._up_to(most, works, marks, pool, note)
+        if most is None:
+            pool.run([work for work in works if work.number not in marks], note)
+            return [marks[work.number] for work in works]
+        return self._up_to(most, works, marks, pool, note)
 
     def _up_to(
         self,
@@ -231,7 +240,9 @@ class Pipeline:
 
     # --- after
 
-    def _finish(self, folder: Folder, marks: Sequence[dict[str, Any]]) -> Tally:
+    def _finish(
+        self, folder: Folder, marks: Sequence[dict[str, Any]], facts: dict[str, Any]
+    ) -> Tally:
         """Rename the parts into place, in order, and write the manifest."""
         tally = reduce(Tally.__add__, (Tally(**mark["tally"]) for mark in marks), Tally())
         self._check_rejects(tally, at_the_end=True)
@@ -255,10 +266,30 @@ class Pipeline:
                 f"{dict(tally.rejected)}; look at the recipe"
             )
         replace_file(folder.root / "tally.json", json.dumps(tally.to_dict()).encode())
-        metadata = self._tokenizer_facts() | {"recipe": self.config.to_dict()}
+        metadata = facts | {"recipe": self.config.to_dict()}
         commit(self.out, metadata=metadata, ledger=tally.to_dict())
         folder.forget(everything=False)
         return tally
+
+
+def sample_of(files: Sequence[InputFile], most: int = 64) -> list[str]:
+    """Some of the text of an input: what its first documents hold, of any field."""
+    texts: list[str] = []
+    for unit in units_of(files[:1], target_bytes=1 << 20)[:1]:
+        for batch in read_records(files[0], unit, policy="reject"):
+            for record in batch.records[:most]:
+                texts += (text[:4000] for text in _strings(record))
+            break
+    return texts[:most]
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every string in a document, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _strings(each)
 
 
 def _move(made: Path, domain: Path, number: int) -> None:

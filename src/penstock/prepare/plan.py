@@ -6,7 +6,7 @@
       done/000012.json       its completion mark, naming the part; written last
       lock                   held by the process that runs
 
-A *work* is a stretch of consecutive units of about `WORK_BYTES`. Its shards depend on its documents
+A *work* is a stretch of consecutive units. Its shards depend on its documents
 and the plan, on nothing else, so it does not matter who makes them, when, or how often.
 """
 
@@ -29,7 +29,8 @@ from penstock.text.documents import Unit, units_of
 from penstock.text.files import InputFile
 
 PLAN_VERSION = 1
-WORK_BYTES = 32 << 20
+LEAST_WORK, MOST_WORK = 4 << 20, 256 << 20  # bytes of input
+WORKS = 64  # about as many, where sizes allow: enough for any workers to share evenly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +42,11 @@ class Work:
     size: int
 
 
-def works_of(files: Sequence[InputFile], target: int = WORK_BYTES) -> list[Work]:
-    """All works of an input, in order."""
+def works_of(files: Sequence[InputFile], target: int | None = None) -> list[Work]:
+    """All works of an input, in order: some 64 of 4 to 256 MiB, so that the input alone decides."""
+    if target is None:
+        total = sum(file.size for file in files)
+        target = min(max(total // WORKS, LEAST_WORK), MOST_WORK)
     units = units_of(files, target_bytes=target)
     in_file = [0] * len(files)
     for unit in units:
@@ -66,7 +70,6 @@ def definition_of(files: Sequence[InputFile], **settings: Any) -> dict[str, Any]
     """All that decides what a run writes, as it is kept in plan.json."""
     plan = {
         "version": PLAN_VERSION,
-        "work_bytes": WORK_BYTES,
         "inputs": [asdict(file) for file in files],
         **settings,
     }

@@ -25,15 +25,31 @@ Note = Callable[[int, dict[str, Any]], None]
 
 
 class Pool:
-    """`count` processes that do works; with 0, they are done here."""
+    """`count` processes that do works; with 0, they are done here.
 
-    def __init__(self, task: Task, count: int) -> None:
-        self._task, self._count = task, count
+    They start at once and import what they need while the task is still being made.
+    """
+
+    def __init__(self, count: int) -> None:
         self._here: Worker | None = None
         self._processes: list[tuple[Any, Connection]] = []
+        context = multiprocessing.get_context("spawn")
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append((process, ours))
 
     def __enter__(self) -> Pool:
         return self
+
+    def begin(self, task: Task) -> None:
+        """Tell the workers what all works have in common."""
+        for process, pipe in self._processes:
+            _send(process, pipe, task)
+        if not self._processes:
+            self._here = Worker(task)
 
     def __exit__(
         self,
@@ -50,12 +66,10 @@ class Pool:
 
     def run(self, works: Sequence[Work], note: Note, limit: int | None = None) -> None:
         """Do all works, telling `note` of each when it is done."""
-        if not self._count:
+        if self._here is not None:
             for work in works:
-                self._here = self._here or Worker(self._task)
                 note(work.number, self._here.run(work, limit))
             return
-        self._start()
         waiting = deque(works)
         busy: dict[Connection, tuple[Any, Work]] = {}
         idle = list(self._processes)
@@ -70,15 +84,6 @@ class Pool:
                 process, work = busy.pop(ready)
                 note(work.number, _answer(process, ready, work))
                 idle.append((process, ready))
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        while len(self._processes) < self._count:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(self._task, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append((process, ours))
 
 
 def _send(process: Any, pipe: Connection, message: Any) -> None:
@@ -112,16 +117,21 @@ def _died(process: Any) -> DataError:
     )
 
 
-def _serve(task: Task, pipe: Connection) -> None:
-    """A worker's life: works in, completion marks out."""
+def _serve(pipe: Connection) -> None:
+    """A worker's life: the task and then works in, completion marks out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    task: Task | None = None
     worker: Worker | None = None
     while True:
         try:
-            work, limit = pipe.recv()
+            message = pipe.recv()
         except (EOFError, ConnectionError):
             return
+        if task is None:
+            task = message
+            continue
+        work, limit = message
         try:
             worker = worker or Worker(task)
             answer: Any = worker.run(work, limit)

@@ -29,7 +29,7 @@ from penstock.store import Key, ShardWriter
 from penstock.store.paths import safe_name
 from penstock.text.documents import Policy, Records, Reject, Texts, read_records, read_texts
 from penstock.text.files import InputFile
-from penstock.text.tokenizer import open_tokenizer
+from penstock.text.tokenizer import Tokenizer
 
 I64 = npt.NDArray[np.int64]
 DEFAULT_DOMAIN = "__default__"
@@ -41,23 +41,18 @@ class Task:
 
     config: PipelineConfig
     files: tuple[InputFile, ...]
-    tokenizer: str
-    backend: str
-    trust_pickle: bool
+    tokenizer: Tokenizer  # pickled as what opens it again
     policy: Policy
     out: Path
     now: datetime  # what templates that write dates are told: when the run was begun
 
 
 class Worker:
-    """A tokenizer and a mask builder that are kept from one work to the next."""
+    """A mask builder that is kept from one work to the next."""
 
     def __init__(self, task: Task) -> None:
         self.task, self.config = task, task.config
-        backend: Any = task.backend
-        self.tokenizer = open_tokenizer(
-            task.tokenizer, backend=backend, trust_pickle=task.trust_pickle
-        )
+        self.tokenizer = task.tokenizer
         self.builder = MaskBuilder(task.config, self.tokenizer, now=task.now)
         self.keys = keys_of(task.config, self.builder)
         self.around = 0  # tokens that are put around each text: BOS, EOS

@@ -29,12 +29,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError, MissingExtra, OutOfBounds
-from penstock.text.strings import large_strings, replace_rows, split_rows
 from penstock.text.definition import Definition, content_hash, sealed
 from penstock.text.fast import Fast
 from penstock.text.hard_set import hard_set
 from penstock.text.marks import normalises, rows_with_newer_marks
 from penstock.text.reference import Reference
+from penstock.text.strings import large_strings, replace_rows, split_rows
 from penstock.text.tokenizer_files import define
 
 Specials = Literal["text", "parse"]
