@@ -3,7 +3,9 @@
     make bench-prepare                              # or: python benchmarks/prepare.py --quick
 
 Real text: the standard library's and the installed packages' own sources, cut into documents, so
-that every machine has some. A byte-level BPE with GPT-2's regex is trained on another part of it.
+that every machine has some; with --text DIR that of a folder of documents before it, which is less
+repetitive and so slower to tokenize, for everybody. A byte-level BPE with GPT-2's regex is trained
+on part of it.
 Every contender runs in processes of its own, over text that it has not seen, with a tokenizer
 freshly opened: warm caches read three times too fast. Both cores. Ids are compared first.
 """
@@ -11,9 +13,12 @@ freshly opened: warm caches read three times too fast. Both cores. Ids are compa
 from __future__ import annotations
 
 import argparse
+import gzip
+import html
 import json
 import multiprocessing
 import platform
+import re
 import shutil
 import site
 import subprocess
@@ -34,27 +39,36 @@ CORES = 2
 # --- data
 
 
-def sources() -> Iterator[str]:
-    """Text files of this Python and its packages, in a fixed order."""
-    roots = [sysconfig.get_paths()["stdlib"], *site.getsitepackages()]
+def sources(folders: list[Path]) -> Iterator[str]:
+    """Texts of the folders given, then of this Python and its packages, in a fixed order."""
     kinds = {".py", ".pyi", ".md", ".txt", ".rst", ".h", ".c", ".js", ".json", ".html", ".csv"}
-    for root in roots:
-        for path in sorted(Path(root).rglob("*")):
-            if path.suffix in kinds and path.is_file():
-                text = path.read_text(encoding="utf-8", errors="ignore")
+    for root in [
+        *folders,
+        Path(sysconfig.get_paths()["stdlib"]),
+        *map(Path, site.getsitepackages()),
+    ]:
+        for path in sorted(root.rglob("*")):
+            kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+            if kind in kinds and path.is_file():
+                raw = path.read_bytes()
+                raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
+                text = raw.decode("utf-8", "ignore")
+                if kind == ".html":  # its markup would be most of it, and always the same
+                    text = html.unescape(re.sub(r"(?s)<(script|style).*?</\1>|<[^>]*>", "", text))
+                    text = re.sub(r"\s*\n\s*\n\s*", "\n\n", text)
                 parts = (text[at : at + 20_000] for at in range(0, len(text), 20_000))
-            yield from (part for part in parts if len(part.strip()) >= 50)  # what recipes keep
+                yield from (part for part in parts if len(part.strip()) >= 50)  # what recipes keep
 
 
-def make_data(root: Path, megabytes: int) -> None:
+def make_data(root: Path, megabytes: int, folders: list[Path]) -> None:
     """Text as JSONL files of 25 MB, and a tokenizer."""
     done = root / "done.json"
     if done.exists() and json.loads(done.read_text()) == megabytes:
         return
     shutil.rmtree(root, ignore_errors=True)
     (root / "text").mkdir(parents=True)
-    documents = sources()
-    training = [next(documents) for _ in range(400)]
+    documents = sources(folders)
+    training = [text for _, text in zip(range(4000), sources(folders), strict=False)][::10]
     make_tokenizer(root / "tokenizer", training)
     left = megabytes * 1_000_000
     number, size = 0, 0
@@ -200,12 +214,13 @@ def main() -> None:
     """Run everything and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path("build/bench-prepare"))
+    parser.add_argument("--text", type=Path, action="append", default=[], help="more text, first")
     parser.add_argument("--quick", action="store_true", help="60 MB of text rather than 400")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     options = parser.parse_args()
     megabytes = 60 if options.quick else 400
-    root = options.data.absolute() / str(megabytes)
-    make_data(root, megabytes)
+    root = options.data.absolute() / f"{megabytes}{'-more' if options.text else ''}"
+    make_data(root, megabytes, options.text)
     files = [str(path) for path in sorted((root / "text").glob("*.jsonl"))]
     tokenizer = str(root / "tokenizer")
     check(files, tokenizer, root)

@@ -21,11 +21,10 @@ PUBLIC = """
     BaseDataset ConfigError DPODataset DataConfig DataError DatasetFactory DatasetSource
     DistributedSampler GRPODataset H5Store MemoryMappedDataset MissingData MissingExtra
     MixtureDataset MixtureOrder MixtureSampler MmapStore ORDER_VERSION OutOfBounds PackedDataset
-    PenstockError
-    Permutation Plan ResumableDistributedSampler SEQDataset SFTDataset ShardWriter Stage
-    StateMismatch StatefulDataLoader Store StoreFactory TrainingPhase WindowDataset __version__
-    build_dataloader detect_format dpo_collate_fn grpo_collate_fn load_config open_store
-    pack_rows verify
+    PenstockError Permutation Pipeline PipelineConfig Plan ResumableDistributedSampler
+    SEQDataset SFTDataset ShardWriter Stage StateMismatch StatefulDataLoader Store StoreFactory
+    TrainingPhase WindowDataset __version__ build_dataloader detect_format dpo_collate_fn
+    grpo_collate_fn load_config open_store open_tokenizer pack_rows verify
 """.split()  # noqa: SIM905 - forty lines of one name each read no better
 
 

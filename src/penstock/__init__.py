@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from penstock.loader import StatefulDataLoader
     from penstock.order import ORDER_VERSION, MixtureOrder, Permutation, Plan, Stage
     from penstock.pack import pack_rows
+    from penstock.prepare import Pipeline, PipelineConfig
     from penstock.sampler import DistributedSampler, MixtureSampler, ResumableDistributedSampler
     from penstock.store import (
         H5Store,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
         open_store,
         verify,
     )
+    from penstock.text import open_tokenizer
 
 __version__ = "0.1.0"
 
@@ -83,6 +85,8 @@ __all__ = [
     "PackedDataset",
     "PenstockError",
     "Permutation",
+    "Pipeline",
+    "PipelineConfig",
     "Plan",
     "ResumableDistributedSampler",
     "SEQDataset",
@@ -102,6 +106,7 @@ __all__ = [
     "grpo_collate_fn",
     "load_config",
     "open_store",
+    "open_tokenizer",
     "pack_rows",
     "verify",
 ]
@@ -118,8 +123,10 @@ _ROOMS = {
     "loader": "StatefulDataLoader",
     "order": "MixtureOrder ORDER_VERSION Permutation Plan Stage",
     "pack": "pack_rows",
+    "prepare": "Pipeline PipelineConfig",
     "sampler": "DistributedSampler MixtureSampler ResumableDistributedSampler",
     "store": "H5Store MmapStore ShardWriter Store StoreFactory detect_format open_store verify",
+    "text": "open_tokenizer",
 }
 _HOME = {name: f"penstock.{room}" for room, names in _ROOMS.items() for name in names.split()}
 

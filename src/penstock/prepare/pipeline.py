@@ -50,7 +50,7 @@ class Progress:
 
 
 class Pipeline:
-    """Prepares the documents of `paths` by a recipe, with a tokenizer, into the store `output_dir`.
+    """Prepares the documents of `input_paths` by a recipe, with a tokenizer, into the store `output_dir`.
 
     `policy` "reject" writes bad documents to `rejects.jsonl`, up to a share of `max_rejects`;
     "error" stops at the first. `workers` are processes, by default as many as there are cores for
@@ -60,7 +60,7 @@ class Pipeline:
     def __init__(
         self,
         config: PipelineConfig,
-        paths: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+        input_paths: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
         output_dir: str | os.PathLike[str],
         tokenizer_path: str | os.PathLike[str],
         *,
@@ -78,7 +78,9 @@ class Pipeline:
         if workers is not None and workers < 0:
             raise ConfigError(f"workers is a number of processes, or 0, not {workers}")
         self.config, self.out = config, Path(output_dir).absolute()
-        self.paths = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        if isinstance(input_paths, str | os.PathLike):
+            input_paths = [input_paths]
+        self.paths = list(input_paths)
         self.tokenizer_path = os.fspath(tokenizer_path)
         self.workers = len(os.sched_getaffinity(0)) if workers is None else workers
         self.max_rejects, self.overwrite = max_rejects, overwrite
@@ -255,6 +257,8 @@ class Pipeline:
                     number = numbers.get(domain, 0)
                     numbers[domain] = number + 1
                     _move(folder.parts / mark["part"] / domain / name, self.out / domain, number)
+        for domain in sorted(numbers):
+            sync_directory(self.out / domain)
         _join(
             [folder.parts / mark["part"] / REJECTS for mark in marks],
             self.out / REJECTS,
@@ -304,7 +308,6 @@ def _move(made: Path, domain: Path, number: int) -> None:
         made.rename(target)
     elif not target.exists():
         raise DataError(f"{made} is missing, though its work is complete: start with --overwrite")
-    sync_directory(domain)
 
 
 def _join(parts: Iterable[Path], target: Path, *, wanted: bool) -> None:

@@ -127,7 +127,7 @@ def _serve(pipe: Connection) -> None:
         try:
             message = pipe.recv()
         except (EOFError, ConnectionError):
-            return
+            os._exit(0)  # at once: what is done is on disk, and large caches take long to free
         if task is None:
             task = message
             continue
