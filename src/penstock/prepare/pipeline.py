@@ -50,7 +50,7 @@ class Progress:
 
 
 class Pipeline:
-    """Prepares the documents of `input_paths` by a recipe, with a tokenizer, into the store `output_dir`.
+    """Prepares the documents of `input_paths` by a recipe, into the store `output_dir`.
 
     `policy` "reject" writes bad documents to `rejects.jsonl`, up to a share of `max_rejects`;
     "error" stops at the first. `workers` are processes, by default as many as there are cores for
