@@ -19,7 +19,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from tests.text.tokenizers_for_tests import gpt2_like, llama3_like, qwen_like, stdlib_texts
+from tests.text.tokenizers_for_tests import (
+    gpt2_like,
+    llama3_like,
+    qwen_like,
+    stdlib_texts,
+    unigram_like,
+)
 
 from penstock import ConfigError, DataError, PenstockError, open_store, verify
 from penstock.cli import main
@@ -28,7 +34,7 @@ from penstock.prepare.pipeline import Progress
 from penstock.store import source_of
 from penstock.text.documents import read_at
 from penstock.text.files import find_files
-from penstock.text.tokenizer import open_tokenizer
+from penstock.text.tokenizer import FileTokenizer, open_tokenizer
 
 ROOT = Path(__file__).parents[2]
 
@@ -223,6 +229,39 @@ def test_a_run_that_ends_between_any_two_steps_is_taken_up(
             open_store(tmp_path / "out")
     prepare(corpus, tmp_path / "out").run()
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_fast_backend_that_turns_out_to_differ_leaves_nothing_behind(
+    corpus: Path, tmp_path: Path, small_works: None, monkeypatch: Any, workers: int
+) -> None:
+    """Works are begun before the comparison has ended; here it ends late, and badly."""
+    prepare(corpus, tmp_path / "reference", backend="reference").run()
+    marked = []
+    real = plan.Folder.mark
+
+    def late(*_: Any) -> None:
+        time.sleep(1)
+        raise ConfigError("gigatoken and tokenizers give different ids for 'x'")
+
+    monkeypatch.setattr(FileTokenizer, "check_fast", late)
+    monkeypatch.setattr(plan.Folder, "mark", lambda *a: marked.append(time.time()) or real(*a))
+    began = time.time()
+    with pytest.warns(UserWarning, match="read by the slower backend: gigatoken and tokenizers"):
+        prepare(corpus, tmp_path / "out", workers=workers).run()
+    assert min(marked) - began > 1
+    assert tree(tmp_path / "out") == tree(tmp_path / "reference")
+    with pytest.raises(ConfigError, match="different ids"):
+        prepare(corpus, tmp_path / "fast", workers=workers, backend="fast").run()
+    assert not (tmp_path / "fast" / "manifest.json").exists()
+
+
+def test_a_tokenizer_that_only_the_reference_knows_is_read_by_it(
+    corpus: Path, tmp_path: Path
+) -> None:
+    with pytest.warns(UserWarning, match="read by the slower backend"):
+        Pipeline(recipe("pretrain"), corpus, tmp_path / "out", unigram_like(), workers=1).run()
+    assert open_store(tmp_path / "out").documents == 60
 
 
 # ------------------------------------------------------------------------------ what is refused

@@ -18,10 +18,10 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.prepare.config import PipelineConfig
 from penstock.prepare.plan import Folder, Work, check_same, definition_of, replace_file, works_of
-from penstock.prepare.pool import Pool
+from penstock.prepare.pool import Note, Pool
 from penstock.prepare.tally import Tally
 from penstock.prepare.worker import Task
 from penstock.store import commit, discard
@@ -32,7 +32,7 @@ from penstock.store.workspace import mark_unfinished
 from penstock.text.definition import content_hash
 from penstock.text.documents import Policy, read_records, units_of
 from penstock.text.files import InputFile, find_files
-from penstock.text.tokenizer import Tokenizer, open_tokenizer
+from penstock.text.tokenizer import FileTokenizer, Opening
 from penstock.text.tokenizer_files import define
 
 REJECTS = "rejects.jsonl"
@@ -103,21 +103,68 @@ class Pipeline:
                 return done
             self._check_room(files)
             folder.begin(definition)
-            works = works_of(files)
-            marks = folder.marks()
-            missing = sum(work.number not in marks for work in works)
-            with Pool(min(self.workers, missing)) as pool:
-                task = Task(
-                    config=self.config,
-                    files=tuple(files),
-                    tokenizer=self._opened(files),
-                    policy=self._policy,
-                    out=self.out,
-                    now=folder.began(),
-                )
-                pool.begin(task)
-                chosen = self._work(folder, pool, works, marks, progress)
-            return self._finish(folder, chosen, facts)
+            run = _Run(folder, works_of(files), self.config.preprocessing.max_items, self.workers)
+            marks = self._done(run, files, progress)
+            return self._finish(folder, marks, facts)
+
+    def _done(
+        self, run: _Run, files: Sequence[InputFile], progress: Callable[[Progress], None] | None
+    ) -> list[dict[str, Any]]:
+        """All works done, as their marks in order.
+
+        They are begun while the tokenizer's fast backend is still being compared, and again by the
+        reference where it turns out to differ: nothing counts until that is settled.
+        """
+        backend: Any = self._backend
+        opening: Opening | None = None
+
+        def note(number: int, mark: dict[str, Any]) -> None:
+            self._note(run, number, mark, progress)
+
+        while True:
+            with Pool(min(self.workers, len(run.missing))) as pool:
+                if opening is None:
+                    opening = Opening(
+                        self.tokenizer_path,
+                        backend=backend,
+                        trust_pickle=self._trust_pickle,
+                        sample=() if backend == "reference" else sample_of(files),
+                    )
+                    tokenizer = opening.first
+
+                try:
+                    pool.begin(
+                        Task(
+                            config=self.config,
+                            files=tuple(files),
+                            tokenizer=tokenizer,
+                            policy=self._policy,
+                            out=self.out,
+                            now=run.folder.began(),
+                        )
+                    )
+                    return run.through(pool, _once_settled(opening, tokenizer, note))
+                except (PenstockError, _DifferentIds):
+                    if opening.settled() is tokenizer:
+                        raise
+            tokenizer = opening.settled()
+
+    def _note(
+        self,
+        run: _Run,
+        number: int,
+        mark: dict[str, Any],
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        """Keep a completion mark, and say how far it is."""
+        run.folder.mark(number, mark)
+        run.marks[number] = mark
+        so_far = reduce(Tally.__add__, (Tally(**m["tally"]) for m in run.marks.values()))
+        self._check_rejects(so_far)
+        if progress is not None:
+            at = sum(run.works[n].size for n in run.marks)
+            total = sum(work.size for work in run.works)
+            progress(Progress(bytes=at, total=total, tally=so_far, workers=self.workers))
 
     # --- before
 
@@ -168,66 +215,7 @@ class Pipeline:
         }
         return {name: value for name, value in facts.items() if value is not None}
 
-    def _opened(self, files: Sequence[InputFile]) -> Tokenizer:
-        """The tokenizer, its fast backend compared on some of the input; workers reopen it."""
-        backend: Any = self._backend
-        sample = () if backend == "reference" else sample_of(files)
-        return open_tokenizer(
-            self.tokenizer_path, backend=backend, trust_pickle=self._trust_pickle, sample=sample
-        )
-
     # --- the work
-
-    def _work(
-        self,
-        folder: Folder,
-        pool: Pool,
-        works: Sequence[Work],
-        marks: dict[int, dict[str, Any]],
-        progress: Callable[[Progress], None] | None,
-    ) -> list[dict[str, Any]]:
-        """All works done, as their marks in order; `max_items` ends them early."""
-        most = self.config.preprocessing.max_items
-        total = sum(work.size for work in works)
-
-        def note(number: int, mark: dict[str, Any]) -> None:
-            folder.mark(number, mark)
-            marks[number] = mark
-            so_far = reduce(Tally.__add__, (Tally(**m["tally"]) for m in marks.values()))
-            self._check_rejects(so_far)
-            if progress is not None:
-                at = sum(works[n].size for n in marks)
-                progress(Progress(bytes=at, total=total, tally=so_far, workers=self.workers))
-
-        if most is None:
-            pool.run([work for work in works if work.number not in marks], note)
-            return [marks[work.number] for work in works]
-        return self._up_to(most, works, marks, pool, note)
-
-    def _up_to(
-        self,
-        most: int,
-        works: Sequence[Work],
-        marks: dict[int, dict[str, Any]],
-        pool: Pool,
-        note: Callable[[int, dict[str, Any]], None],
-    ) -> list[dict[str, Any]]:
-        """Works in order until `most` documents are kept: the last one is done up to that many."""
-        kept, chosen = 0, []
-        step = max(self.workers, 1)
-        for at in range(0, len(works), step):
-            group = works[at : at + step]
-            pool.run([work for work in group if work.number not in marks], note)
-            for work in group:
-                mark = marks[work.number]
-                if kept + mark["tally"]["kept"] > most:
-                    pool.run([work], note, limit=most - kept)
-                    mark = marks[work.number]
-                chosen.append(mark)
-                kept += mark["tally"]["kept"]
-                if kept >= most:
-                    return chosen
-        return chosen
 
     def _check_rejects(self, tally: Tally, *, at_the_end: bool = False) -> None:
         """Stop where more is rejected than was said may be."""
@@ -274,6 +262,61 @@ class Pipeline:
         commit(self.out, metadata=metadata, ledger=tally.to_dict())
         folder.forget(everything=False)
         return tally
+
+
+def _once_settled(opening: Opening, used: FileTokenizer, note: Note) -> Note:
+    """`note`, once it is known that the tokenizer in use is the one to keep."""
+
+    def guarded(number: int, mark: dict[str, Any]) -> None:
+        if opening.settled() is not used:
+            raise _DifferentIds
+        note(number, mark)
+
+    return guarded
+
+
+class _DifferentIds(Exception):
+    """The fast backend's ids are not the reference's."""
+
+
+class _Run:
+    """The works of a run and their marks; `most` is how many documents may be kept."""
+
+    def __init__(
+        self, folder: Folder, works: Sequence[Work], most: int | None, workers: int
+    ) -> None:
+        self.folder, self.works = folder, works
+        self.marks = folder.marks()
+        self._most, self._step = most, max(workers, 1)
+
+    @property
+    def missing(self) -> list[Work]:
+        """Works without a completion mark."""
+        return [work for work in self.works if work.number not in self.marks]
+
+    def through(self, pool: Pool, note: Note) -> list[dict[str, Any]]:
+        """Do what is missing; gives the marks of the works that count, in order."""
+        if self._most is not None:
+            return self._up_to(self._most, pool, note)
+        pool.run(self.missing, note)
+        return [self.marks[work.number] for work in self.works]
+
+    def _up_to(self, most: int, pool: Pool, note: Note) -> list[dict[str, Any]]:
+        """Works in order until `most` documents are kept: the last one is done up to that many."""
+        kept, chosen = 0, []
+        for at in range(0, len(self.works), self._step):
+            group = self.works[at : at + self._step]
+            pool.run([work for work in group if work.number not in self.marks], note)
+            for work in group:
+                mark = self.marks[work.number]
+                if kept + mark["tally"]["kept"] > most:
+                    pool.run([work], note, limit=most - kept)
+                    mark = self.marks[work.number]
+                chosen.append(mark)
+                kept += mark["tally"]["kept"]
+                if kept >= most:
+                    return chosen
+        return chosen
 
 
 def sample_of(files: Sequence[InputFile], most: int = 64) -> list[str]:

@@ -30,7 +30,7 @@ from penstock.text.files import InputFile
 
 PLAN_VERSION = 1
 LEAST_WORK, MOST_WORK = 4 << 20, 256 << 20  # bytes of input
-WORKS = 64  # about as many, where sizes allow: enough for any workers to share evenly
+WORKS = 32  # about as many, where sizes allow: each costs a dozen waits for the disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Work:
 
 
 def works_of(files: Sequence[InputFile], target: int | None = None) -> list[Work]:
-    """All works of an input, in order: some 64 of 4 to 256 MiB, so that the input alone decides."""
+    """All works of an input, in order: some 32 of 4 to 256 MiB, so that the input alone decides."""
     if target is None:
         total = sum(file.size for file in files)
         target = min(max(total // WORKS, LEAST_WORK), MOST_WORK)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -296,33 +297,79 @@ def open_tokenizer(
     what is in it. The fast backend forgets its words when they may have passed `memory_limit`
     bytes.
     """
-    if backend not in ("auto", "fast", "reference"):
-        raise ConfigError(f"backend is 'auto', 'fast' or 'reference', not {backend!r}")
-    if threads < 1 or memory_limit < 1:
-        raise ConfigError(
-            f"threads and memory_limit are at least 1, not {threads} and {memory_limit}"
-        )
-    definition = define(path, trust_pickle=trust_pickle)
+    opening = Opening(
+        path,
+        backend=backend,
+        trust_pickle=trust_pickle,
+        sample=sample,
+        threads=threads,
+        memory_limit=memory_limit,
+    )
+    return opening.settled()
 
-    def on(kind: Literal["gigatoken", "tokenizers"]) -> FileTokenizer:
-        return FileTokenizer(
-            os.fspath(path),
-            definition,
-            kind,
-            threads=threads,
-            memory_limit=memory_limit,
-            trust_pickle=trust_pickle,
-        )
 
-    tokenizer = on("tokenizers" if backend == "reference" else "gigatoken")
-    tokenizer.check(definition)
-    if backend == "reference":
-        return tokenizer
-    try:
-        tokenizer.check_fast(definition, sample)
-    except (MissingExtra, ConfigError) as error:
-        if backend == "fast":
-            raise
-        warnings.warn(f"{tokenizer.name} is read by the slower backend: {error}", stacklevel=2)
-        return on("tokenizers")
-    return tokenizer
+class Opening:
+    """A tokenizer that can be used while its fast backend is still being compared.
+
+    `first` is there at once. What it gave counts only if `settled()` is that very tokenizer: where
+    the comparison fails, it is the reference, or an error.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        backend: Literal["auto", "fast", "reference"],
+        trust_pickle: bool = False,
+        sample: Sequence[str] = (),
+        threads: int = 1,
+        memory_limit: int = MEMORY_LIMIT,
+    ) -> None:
+        if backend not in ("auto", "fast", "reference"):
+            raise ConfigError(f"backend is 'auto', 'fast' or 'reference', not {backend!r}")
+        if threads < 1 or memory_limit < 1:
+            raise ConfigError(
+                f"threads and memory_limit are at least 1, not {threads} and {memory_limit}"
+            )
+        definition = define(path, trust_pickle=trust_pickle)
+
+        def on(kind: Literal["gigatoken", "tokenizers"]) -> FileTokenizer:
+            return FileTokenizer(
+                os.fspath(path),
+                definition,
+                kind,
+                threads=threads,
+                memory_limit=memory_limit,
+                trust_pickle=trust_pickle,
+            )
+
+        self._backend, self._on = backend, on
+        self.first = on("tokenizers" if backend == "reference" else "gigatoken")
+        self._settled: FileTokenizer | None = None
+        self._failure: Exception | None = None
+        self._comparing = threading.Thread(target=self._compare, args=(definition, sample))
+        self._comparing.start()
+
+    def _compare(self, definition: Definition, sample: Sequence[str]) -> None:
+        try:
+            self.first.check(definition)
+            if self._backend != "reference":
+                self.first.check_fast(definition, sample)
+        except Exception as error:  # noqa: BLE001 - raised by `settled`, in the caller's thread
+            self._failure = error
+
+    def settled(self) -> FileTokenizer:
+        """The tokenizer to keep, once the comparison has ended."""
+        self._comparing.join()
+        if self._settled is None:
+            self._settled = self._judged()
+        return self._settled
+
+    def _judged(self) -> FileTokenizer:
+        error = self._failure
+        if error is None:
+            return self.first
+        if self._backend != "auto" or not isinstance(error, MissingExtra | ConfigError):
+            raise error
+        warnings.warn(f"{self.first.name} is read by the slower backend: {error}", stacklevel=4)
+        return self._on("tokenizers")
