@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 CORES = 2
 
@@ -86,6 +87,10 @@ def make_data(root: Path, megabytes: int, folders: list[Path]) -> None:
     out.close()
     if left > 0:
         print(f"(only {megabytes - left / 1e6:.0f} MB of text on this machine)")
+    for file in sorted((root / "text").glob("*.jsonl")):
+        lines = file.read_text().splitlines()
+        table = pa.Table.from_pylist([json.loads(line) for line in lines])
+        pq.write_table(table, file.with_suffix(".parquet"), row_group_size=1000)
     done.write_text(json.dumps(megabytes))
 
 
@@ -119,7 +124,7 @@ def penstock(files: list[str], tokenizer: str, out: str, backend: str) -> None:
 
 def datatrove(files: list[str], tokenizer: str, out: str) -> None:
     from datatrove.executor import LocalPipelineExecutor
-    from datatrove.pipeline.readers import JsonlReader
+    from datatrove.pipeline.readers import JsonlReader, ParquetReader
     from datatrove.pipeline.tokens import DocumentTokenizer
 
     folder = str(Path(files[0]).parent)
@@ -127,7 +132,9 @@ def datatrove(files: list[str], tokenizer: str, out: str) -> None:
     names.write_text("\n".join(Path(file).name for file in files))
     LocalPipelineExecutor(
         pipeline=[
-            JsonlReader(folder, paths_file=str(names)),
+            (ParquetReader if files[0].endswith("parquet") else JsonlReader)(
+                folder, paths_file=str(names)
+            ),
             DocumentTokenizer(
                 output_folder=out,
                 tokenizer_name_or_path=tokenizer + "/tokenizer.json",
@@ -163,8 +170,9 @@ def _alone(files: list[str], tokenizer: str, backend: str, began: float, out: An
     from penstock.text.tokenizer import open_tokenizer
 
     reading = time.time()
-    lines = [line for file in files for line in Path(file).read_text().splitlines()]
-    texts = [json.loads(line)["text"] for line in lines]
+    texts = []
+    for file in files:
+        texts += pq.read_table(Path(file).with_suffix(".parquet"))["text"].to_pylist()
     batches = [
         pa.array(texts[at : at + 256], pa.large_string()) for at in range(0, len(texts), 256)
     ]
@@ -215,18 +223,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path("build/bench-prepare"))
     parser.add_argument("--text", type=Path, action="append", default=[], help="more text, first")
+    parser.add_argument("--format", choices=["jsonl", "parquet"], default="jsonl")
     parser.add_argument("--quick", action="store_true", help="60 MB of text rather than 400")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     options = parser.parse_args()
     megabytes = 60 if options.quick else 400
     root = options.data.absolute() / f"{megabytes}{'-more' if options.text else ''}"
     make_data(root, megabytes, options.text)
-    files = [str(path) for path in sorted((root / "text").glob("*.jsonl"))]
+    files = [str(path) for path in sorted((root / "text").glob(f"*.{options.format}"))]
     tokenizer = str(root / "tokenizer")
     check(files, tokenizer, root)
     few = files[: max(2, 50 // 25)]  # for those that are slow
-    size = {
-        name: sum(Path(f).stat().st_size for f in part)
+    text = {
+        name: sum(Path(file).with_suffix(".jsonl").stat().st_size for file in part)
         for name, part in (("all", files), ("few", few))
     }
     runs: dict[str, tuple[str, Callable[[], float]]] = {
@@ -244,7 +253,7 @@ def main() -> None:
         "tokenizer alone, reference": ("few", lambda: timed("alone", few, tokenizer, "reference")),
         "datatrove": ("few", lambda: timed("datatrove", few, tokenizer, fresh(root))),
     }
-    rates = {name: size[part] / run() / 1e6 for name, (part, run) in runs.items()}
+    rates = {name: text[part] / run() / 1e6 for name, (part, run) in runs.items()}
     asked = [
         (
             "penstock / datatrove, less text",
@@ -261,7 +270,8 @@ def main() -> None:
     ]
     named = ("penstock", "gigatoken", "tokenizers", "datatrove", "pyarrow")
     print(
-        f"{size['all'] / 1e6:.0f} MB of JSONL ({size['few'] / 1e6:.0f} for the slow), "
+        f"{text['all'] / 1e6:.0f} MB of text ({text['few'] / 1e6:.0f} for the slow) "
+        f"in {options.format}, "
         f"{CORES} cores; "
         f"Python {platform.python_version()}, " + ", ".join(f"{n} {version(n)}" for n in named)
     )

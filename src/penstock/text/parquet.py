@@ -32,7 +32,7 @@ from penstock.text.jsontext import ids_of
 
 ROWS = 64  # read at a time, at most
 READ = 512 << 10  # bytes read at a time, as far as the footer tells
-SMALL = 128 << 10  # batches smaller than this are joined; the others are Arrow's own buffers
+SMALL = 1 << 20  # batches smaller than this are joined; the others are Arrow's own buffers
 LARGE = 4 << 20  # batches larger than this are cut
 MOST = 1000
 PIECES = 8  # of a giant row group at most: to read one, those before it are read and let go
