@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,7 @@ def test_a_run_that_ends_between_any_two_steps_is_taken_up(
 
         return run
 
-    for name, owner in (("mark", plan.Folder), ("_move", pipeline)):
+    for name, owner in (("mark", plan.Folder), ("move", pipeline)):
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, stopping(getattr(owner, name), stop))
             with pytest.raises(Stop):
@@ -300,7 +301,7 @@ def test_a_store_that_something_else_wrote_is_left_alone(corpus: Path, tmp_path:
 
     with ShardWriter(tmp_path / "out", {"sequence": "uint16"}) as writer:
         writer.append({"sequence": [1, 2]})
-    with pytest.raises(ConfigError, match="was not prepared here"):
+    with pytest.raises(ConfigError, match="that were not prepared here"):
         prepare(corpus, tmp_path / "out").run()
     assert open_store(tmp_path / "out").documents == 1
 
@@ -527,6 +528,197 @@ def test_pairs_and_groups_load_for_training(tmp_path: Path) -> None:
     assert dataset[1]["responses"][1].tolist() == []
 
 
+@pytest.mark.parametrize("built_in", ["pretrain", "chat"])
+def test_a_missing_field_or_a_wrong_type_stops_any_recipe_by_file_and_line(
+    tmp_path: Path, built_in: Any
+) -> None:
+    good = [{"text": t, **c} for t, c in zip(texts(4), chats(4), strict=True)]
+    for bad in ({"other": 1}, {"messages": 5, "text": 5}):
+        source = write_jsonl(tmp_path / "a.jsonl", [*good, bad, *good])
+        for domain in (None, "kind"):
+            plain = recipe(built_in).to_dict()
+            plain["output"]["domain_key"] = domain
+            config = PipelineConfig.from_dict(plain)
+            pipe = Pipeline(config, source, tmp_path / "out", qwen_like(), workers=0)
+            with pytest.raises(DataError, match=r"a\.jsonl, line 5"):
+                pipe.run()
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_what_lies_past_max_items_is_not_seen(
+    tmp_path: Path, small_works: None, workers: int
+) -> None:
+    good = [{"text": t} for t in texts(60)]
+    trees = set()
+    for name, documents in {
+        "later": [*good[:50], BAD[0], *good[50:]],
+        "soon": [*good[:21], BAD[0], *good[21:]],
+    }.items():
+        source = write_jsonl(tmp_path / name / "a.jsonl", documents)
+        out = tmp_path / f"{name}-out"
+        tally = prepare(
+            source, out, PipelineConfig.from_dict(with_items(20)), workers=workers
+        ).run()
+        assert (tally.documents, tally.kept, tally.rejects) == (20, 20, 0)
+        trees.add(open_store(out).read(0, tally.tokens, "sequence").tobytes())
+    assert len(trees) == 1
+    source = write_jsonl(tmp_path / "before" / "a.jsonl", [*good[:5], BAD[0], *good[5:]])
+    config = PipelineConfig.from_dict(with_items(20))
+    with pytest.raises(DataError, match="line 6"):
+        prepare(source, tmp_path / "x", config, workers=workers).run()
+
+
+@pytest.mark.parametrize("packing", ["simple", "bfd", "bfd_split"])
+@pytest.mark.parametrize("name", ["pretrain", "chat"])
+def test_the_ledger_counts_what_is_trained_in_what_was_written(
+    tmp_path: Path, small_works: None, packing: str, name: Any
+) -> None:
+    both = [{"text": t, **c} for t, c in zip(texts(30), chats(30), strict=True)]
+    source = write_jsonl(tmp_path / "a.jsonl", both)
+    plain = recipe(name).to_dict()
+    plain["preprocessing"] |= {"packing_strategy": packing, "max_packed_len": 40}
+    config = PipelineConfig.from_dict(plain)
+    out = tmp_path / "out"
+    tally = Pipeline(
+        config, source, out, qwen_like(), workers=0, policy="reject", max_rejects=1
+    ).run()
+    store = open_store(out)
+    assert tally.balanced
+    assert (tally.documents, tally.tokens, tally.records) == (30, len(store), store.documents)
+    masks = store.read(0, len(store), "loss_mask") if name == "chat" else np.ones(len(store))
+    assert tally.trained == int(masks.sum())
+    if name == "chat" and packing != "bfd_split":
+        ends = np.cumsum(store.record_lengths("sequence"))
+        assert all(part.any() for part in np.split(masks, ends[:-1]))
+        assert tally.rejected.get("no_trained_token", 0) == 30 - store.documents
+
+
+def test_pairs_and_groups_count_their_trained_tokens(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "good day"}]
+    source = write_jsonl(tmp_path / "a.jsonl", [{"chosen": turns, "rejected": turns}] * 3)
+    tally = Pipeline(recipe("dpo"), source, tmp_path / "out", qwen_like(), workers=0).run()
+    store = open_store(tmp_path / "out")
+    names = ("chosen_mask", "rejected_mask")
+    wanted = sum(int(store.read(0, store.total(name), name).sum()) for name in names)
+    assert tally.trained == wanted > 0
+    shown = run("inspect", str(tmp_path / "out"), "--tokenizer", str(qwen_like())).output
+    assert "--- chosen of document 0" in shown
+    assert "--- rejected of document 0" in shown
+    assert "]]good day" in shown
+
+
+# ---------------------------------------------------------------------------------- what changes
+
+
+def test_another_eos_or_chat_template_is_another_tokenizer(tmp_path: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(qwen_like(), folder)
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": t} for t in texts(5)])
+    out = tmp_path / "out"
+    Pipeline(recipe("pretrain"), source, out, folder, workers=0).run()
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    tokenizer = open_tokenizer(folder)
+    other = next(t for t, i in tokenizer.specials.items() if i != tokenizer.eos_id)
+    for changed in ({"eos_token": other}, {"chat_template": "{{ messages }}"}):
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings | changed))
+        with pytest.raises(ConfigError, match="from something else: tokenizer"):
+            Pipeline(recipe("pretrain"), source, out, folder, workers=0).run()
+
+
+@pytest.mark.parametrize("stop", range(0, 40, 5))
+def test_an_overwrite_that_is_killed_is_finished_by_the_next_run(
+    tmp_path: Path, small_works: None, monkeypatch: Any, stop: int
+) -> None:
+    import shutil
+
+    first = write_jsonl(tmp_path / "a" / "a.jsonl", [{"text": t} for t in texts(60)])
+    second = write_jsonl(tmp_path / "b" / "b.jsonl", [{"text": t} for t in texts(20)])
+    prepare(second, tmp_path / "whole").run()
+    out = tmp_path / "out"
+    prepare(first, out).run()
+
+    class Killed(Exception):
+        pass
+
+    with monkeypatch.context() as patched:
+        calls = iter(range(10**6))
+        for name in ("rmtree", "unlink"):
+            owner: Any = shutil if name == "rmtree" else Path
+
+            real = getattr(owner, name)
+
+            def stopping(*arguments: Any, real: Any = real, **options: Any) -> Any:
+                if next(calls) == stop:
+                    raise Killed
+                return real(*arguments, **options)
+
+            patched.setattr(owner, name, stopping)
+        with suppress(Killed):
+            prepare(second, out, overwrite=True).run()
+    prepare(second, out).run()
+    assert tree(out) == tree(tmp_path / "whole")
+    assert open_store(out).documents == 20
+
+
+def test_shards_that_something_else_left_are_not_committed(tmp_path: Path) -> None:
+    from penstock import ShardWriter
+
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": t} for t in texts(5)])
+    with ShardWriter(tmp_path / "out", {"sequence": "uint16"}, domain="x", commit=False) as writer:
+        writer.append({"sequence": [1, 2]})
+    with pytest.raises(ConfigError, match="parts of one, that were not prepared here"):
+        prepare(source, tmp_path / "out").run()
+
+
+def test_a_file_that_is_written_to_meanwhile_is_noticed(tmp_path: Path, small_works: None) -> None:
+    source = write_jsonl(tmp_path / "in" / "a.jsonl", [{"text": t} for t in texts(30)])
+
+    def write(at: Progress) -> None:
+        source.write_bytes(source.read_bytes())  # the same size, and even the same bytes
+        os.utime(source, ns=(1, 1))
+
+    with pytest.raises(DataError, match="was changed while it was being prepared"):
+        prepare(source.parent, tmp_path / "out").run(write)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_an_output_among_the_documents_is_refused(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in" / "a.jsonl", [{"text": t} for t in texts(3)])
+    with pytest.raises(ConfigError, match=r"lies inside .*in, whose files are the documents"):
+        prepare(source.parent, source.parent / "out").run()
+
+
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "rejects.jsonl", "x" * 300, "é" * 140, "../up", ""]
+)
+def test_domains_that_cannot_name_a_folder_are_rejected(tmp_path: Path, name: str) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [{**chats(1)[0], "kind": k} for k in ("good", name)])
+    config = chat_recipe(output={"domain_key": "kind"})
+    options: dict[str, Any] = {"workers": 0, "policy": "reject", "max_rejects": 1}
+    tally = Pipeline(config, source, tmp_path / "out", qwen_like(), **options).run()
+    assert tally.rejected == {"bad_domain": 1}
+    assert verify(tmp_path / "out").ok
+
+
+def test_dtypes_of_keys_that_are_none_or_cannot_be_are_refused(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", chats(3))
+    for dtype in ({"sequnce": "int32"}, {"loss_mask": "float32"}, {"position_ids": "uint8"}):
+        config = chat_recipe(output={"dtype": dtype, "position_ids_mode": "doc_reset"})
+        with pytest.raises(ConfigError, match=next(iter(dtype))):
+            Pipeline(config, source, tmp_path / "out", qwen_like(), workers=0).run()
+
+
+def test_an_input_that_names_nothing_is_an_error_though_others_do(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": t} for t in texts(3)])
+    with pytest.raises(PenstockError, match=r"\*\.parquet holds no file"):
+        prepare([source, tmp_path / "*.parquet"], tmp_path / "out").run()
+    empty = write_jsonl(tmp_path / "empty.jsonl", [])
+    with pytest.raises(DataError, match="the input holds no documents"):
+        prepare(empty, tmp_path / "out").run()
+
+
 # -------------------------------------------------------------------------------------- a bad end
 
 
@@ -609,7 +801,7 @@ def test_too_little_disk_is_said_before_anything_starts(
     from types import SimpleNamespace
 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
-    with pytest.raises(ConfigError, match="GB of disk left"):
+    with pytest.raises(ConfigError, match="MB of disk left"):
         prepare(corpus, tmp_path / "out").run()
 
 

@@ -154,3 +154,21 @@ def test_a_block_that_is_cut_apart_is_refused() -> None:
 def test_special_tokens_are_variables() -> None:
     template = ChatTemplate("{{ bos_token }}|{{ eos_token }}|{{ x }}", {"bos_token": "<s>"})
     assert template.render(CHAT, x=5).text == "<s>||5"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ('x' * 10000)|replace('x', 'y' * 10000) }}",
+        "{% for m in range(100) %}{% set z = (['x' * 100000] * 1000)|join %}{% endfor %}",
+    ],
+)
+def test_filters_that_make_text_are_metered_as_methods_are(source: str) -> None:
+    with pytest.raises(DataError, match="more text than a conversation"):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
+
+
+def test_the_filters_replace_and_join_do_as_jinjas_do() -> None:
+    source = "{{ 'a-b-c'|replace('-', '+', 1) }} {{ [1, 2]|join(', ') }} {{ messages|join('/', attribute='role') }}"  # noqa: E501
+    messages = [{"role": "user", "content": ""}, {"role": "bot", "content": ""}]
+    assert ChatTemplate(source, {}).render(messages).text == "a+b-c 1, 2 user/bot"

@@ -31,7 +31,7 @@ def inspect(
 
     opened = open_store(store)
     facts = facts_of(opened)
-    shown = [_document(opened, i) for i in _chosen(opened, samples)]
+    shown = [each for i in _chosen(opened, samples) for each in _document(opened, i)]
     if tokenizer is not None:
         from penstock.text.tokenizer import open_tokenizer
 
@@ -44,7 +44,7 @@ def inspect(
     _print_facts(store, facts)
     for each in shown:
         click.echo(f"\n--- {each['key']} of document {each['document']:,}{_source(each)}")
-        text = each.get("text") or " ".join(map(str, each["tokens"]))
+        text = each.get("text") or marked(each["tokens"], each["trained"], _ids)
         click.echo(_dimmed(text))
 
 
@@ -77,39 +77,50 @@ def _chosen(store: Store, count: int) -> list[int]:
     return list(range(0, store.documents, step))[:count]
 
 
-def _document(store: Store, index: int) -> dict[str, Any]:
+def _document(store: Store, index: int) -> list[dict[str, Any]]:
+    """Every sequence of a record: its tokens, and which of them are trained (None: all)."""
     from penstock.store import source_of
 
-    key = "sequence" if "sequence" in store.keys else store.keys[0]
-    tokens = store.record(index, key)
-    if isinstance(tokens, list):
-        tokens = tokens[0] if tokens else []
-    mask_key = "loss_mask" if key == "sequence" else f"{key}_mask"
-    trained = store.record(index, mask_key) if mask_key in store.keys else None
-    return {
-        "document": index,
-        "key": key,
-        "tokens": [int(token) for token in tokens],
-        "trained": None if trained is None else [bool(each) for each in trained],
-        "source": None if store.path is None else source_of(store.path, index),
-    }
+    source = None if store.path is None else source_of(store.path, index)
+    shown = []
+    for key in store.keys:
+        if store.is_mask(key) or key == "position_ids" or store.dtype(key).kind == "f":
+            continue
+        if not store.documents_of(key):
+            continue
+        mask = {"sequence": "loss_mask", "responses": "masks"}.get(key, f"{key}_mask")
+        found = store.record(index, key)
+        nested = isinstance(found, list)
+        masks: Any = store.record(index, mask) if mask in store.keys else None
+        if masks is None:  # a store with masks trains what they mask, and nothing else
+            trains = not any(map(store.is_mask, store.keys))
+            masks = [[trains] * len(each) for each in (found if nested else [found])]
+            masks = masks if nested else masks[0]
+        for tokens, trained in zip(found, masks, strict=True) if nested else [(found, masks)]:
+            entry = {"document": index, "key": key, "source": source}
+            entry["tokens"] = [int(token) for token in tokens]
+            entry["trained"] = [bool(each) for each in trained]
+            shown.append(entry)
+    return shown
 
 
-def marked(tokens: list[int], trained: list[bool] | None, decode: Any) -> str:
+def marked(tokens: list[int], trained: list[bool], decode: Any) -> str:
     """Tokens as text, runs that are masked in double brackets.
 
     >>> marked([1, 2, 3], [False, True, True], lambda ids: "".join("?abc"[i] for i in ids))
     '[[a]]bc'
     """
-    if trained is None:
-        return str(decode(tokens))
     parts, begin = [], 0
     for at in range(1, len(tokens) + 1):
         if at == len(tokens) or trained[at] != trained[begin]:
             text = decode(tokens[begin:at])
             parts.append(text if trained[begin] else f"[[{text}]]")
             begin = at
-    return "".join(parts)
+    return "".join(map(str, parts))
+
+
+def _ids(tokens: list[int]) -> str:
+    return " ".join(map(str, tokens)) + " "
 
 
 def _dimmed(text: str) -> str:

@@ -2,8 +2,9 @@
 
 `config` and `recipes` are what users write · `conversation` marks what of a rendered chat is
 trained · `encoding` makes ids and masks of it · `masks` puts records together · `plain` is the way
-of text that needs none of this · `plan` cuts the input into works · `worker` does one · `pool` runs
-them in processes · `pipeline` is all of it.
+of text that needs none of this · `plan` cuts the input into works · `worker` does one, `part` is
+what it makes, in `chunk`s · `pool` and `run` have them done by processes · `finish` puts parts in
+their places · `pipeline` is all of it.
 """
 
 from importlib import import_module

@@ -12,23 +12,25 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.prepare.config import PipelineConfig
-from penstock.prepare.plan import Folder, Work, check_same, definition_of, replace_file, works_of
-from penstock.prepare.pool import Note, Pool
+from penstock.prepare.finish import join, move, shards_in
+from penstock.prepare.plan import Folder, check_same, definition_of, replace_file, works_of
+from penstock.prepare.pool import Note, Pool, said
+from penstock.prepare.run import Run
 from penstock.prepare.tally import Tally
-from penstock.prepare.worker import Task
+from penstock.prepare.worker import Task, check_unchanged
 from penstock.store import commit, discard
 from penstock.store.manifest import MANIFEST
 from penstock.store.paths import sync_directory
-from penstock.store.spool import SOURCE_SUFFIX
-from penstock.store.workspace import mark_unfinished
+from penstock.store.workspace import mark_unfinished, tidy
 from penstock.text.definition import content_hash
 from penstock.text.documents import Policy, read_records, units_of
 from penstock.text.files import InputFile, find_files
@@ -89,26 +91,37 @@ class Pipeline:
 
     def run(self, progress: Callable[[Progress], None] | None = None) -> Tally:
         """Do what is left to do; gives what became of every document and token."""
+        try:
+            return self._run(progress)
+        except OSError as error:  # of the parent's own writing; workers say theirs by themselves
+            if isinstance(error, PenstockError):
+                raise
+            raise said(error) from error
+
+    def _run(self, progress: Callable[[Progress], None] | None) -> Tally:
+        self._check_out()
         files = find_files(self.paths)
-        folder, facts = Folder(self.out), self._tokenizer_facts()
+        folder, (facts, kind) = Folder(self.out), self._tokenizer_facts()
         definition = definition_of(
             files,
             recipe=self.config.to_dict(),
-            tokenizer=facts["tokenizer"],
+            tokenizer=kind,
             policy=self._policy,
         )
         with folder.locked():
             done = self._already(folder, definition)
             if done is not None:
                 return done
-            self._check_room(files)
             folder.begin(definition)
-            run = _Run(folder, works_of(files), self.config.preprocessing.max_items, self.workers)
+            run = Run(folder, works_of(files), self.config.preprocessing.max_items, self.workers)
+            self._check_room(run)
             marks = self._done(run, files, progress)
+            for file in files:
+                check_unchanged(file)
             return self._finish(folder, marks, facts)
 
     def _done(
-        self, run: _Run, files: Sequence[InputFile], progress: Callable[[Progress], None] | None
+        self, run: Run, files: Sequence[InputFile], progress: Callable[[Progress], None] | None
     ) -> list[dict[str, Any]]:
         """All works done, as their marks in order.
 
@@ -151,7 +164,7 @@ class Pipeline:
 
     def _note(
         self,
-        run: _Run,
+        run: Run,
         number: int,
         mark: dict[str, Any],
         progress: Callable[[Progress], None] | None,
@@ -170,40 +183,64 @@ class Pipeline:
 
     def _already(self, folder: Folder, definition: dict[str, Any]) -> Tally | None:
         """The tally of this very run, if it is complete; what is in the way is removed or said."""
-        begun = folder.definition()
-        if self.overwrite:
+        removing = folder.root / "removing"
+        if self.overwrite or removing.exists():  # the second: somebody began to, and was killed
+            replace_file(removing, b"")
             folder.forget(everything=True)
             discard(self.out)
             (self.out / REJECTS).unlink(missing_ok=True)
+            removing.unlink()
             return None
+        begun = folder.definition()
         if begun is not None and begun != definition:
             if folder.marks() or (self.out / MANIFEST).exists():
                 check_same(begun, definition, self.out)
             folder.forget(everything=True)  # a run that failed at its start: nothing is lost
             begun = None
-        if not (self.out / MANIFEST).exists():
-            return None
         if begun is None:
-            raise ConfigError(
-                f"{self.out} holds a store that was not prepared here: write somewhere else, or "
-                "replace it with --overwrite"
-            )
+            self._check_free()
         summary = folder.root / "tally.json"
-        return Tally(**json.loads(summary.read_text())) if summary.exists() else None
+        if not (self.out / MANIFEST).exists() or not summary.exists():
+            return None
+        folder.forget(everything=False)  # what a kill after the manifest may have left
+        tidy(self.out)
+        return Tally(**json.loads(summary.read_text()))
 
-    def _check_room(self, files: Sequence[InputFile]) -> None:
+    def _check_free(self) -> None:
+        """Refuse a place where something else stands, or was left unfinished."""
+        if (self.out / MANIFEST).exists() or shards_in(self.out):
+            raise ConfigError(
+                f"{self.out} holds a store, or parts of one, that were not prepared here: write "
+                "somewhere else, or replace it with --overwrite"
+            )
+
+    def _check_out(self) -> None:
+        """Refuse an output among the documents, which the next run would take for some."""
+        out = self.out.resolve()
+        for path in self.paths:
+            folder = Path(path)
+            if "://" not in os.fspath(path) and folder.is_dir():
+                inside = out.is_relative_to(folder.resolve())
+                if inside:
+                    raise ConfigError(
+                        f"{self.out} lies inside {folder}, whose files are the documents: write "
+                        "the store somewhere else"
+                    )
+
+    def _check_room(self, run: Run) -> None:
         """Say now, rather than in some hours, that the disk is too small."""
-        self.out.mkdir(parents=True, exist_ok=True)
-        least = sum(file.size for file in files) // 4  # a token of 2 bytes is 4 characters or more
+        if self.config.preprocessing.max_items is not None:
+            return  # who knows how much of the input that is
+        least = sum(work.size for work in run.missing) // 4  # 2 bytes for 4 characters or more
         free = shutil.disk_usage(self.out).free
         if free < least:
             raise ConfigError(
-                f"{self.out} has {free / 1e9:.1f} GB of disk left, and these documents may take "
-                f"{least / 1e9:.1f} GB or more: free some, or write somewhere else"
+                f"{self.out} has {free / 1e6:,.0f} MB of disk left, and what is to be done may "
+                f"take {least / 1e6:,.0f} MB or more: free some, or write somewhere else"
             )
 
-    def _tokenizer_facts(self) -> dict[str, Any]:
-        """What the manifest says of the tokenizer."""
+    def _tokenizer_facts(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the manifest says of the tokenizer; and all of it that decides what is written."""
         found = define(self.tokenizer_path, trust_pickle=self._trust_pickle)
         facts = {
             "tokenizer": content_hash(found.content),
@@ -213,7 +250,11 @@ class Pipeline:
             "bos_token_id": found.bos_id,
             "pad_token_id": found.pad_id,
         }
-        return {name: value for name, value in facts.items() if value is not None}
+        facts = {name: value for name, value in facts.items() if value is not None}
+        kind = {name: value for name, value in facts.items() if name != "tokenizer_name"}
+        kind["named"] = dict(found.named)
+        kind["chat_template"] = blake2b((found.chat_template or "").encode()).hexdigest()[:32]
+        return facts, kind
 
     # --- the work
 
@@ -237,6 +278,8 @@ class Pipeline:
         tally = reduce(Tally.__add__, (Tally(**mark["tally"]) for mark in marks), Tally())
         self._check_rejects(tally, at_the_end=True)
         assert tally.balanced, tally
+        if not tally.kept:
+            raise DataError(_nothing_kept(tally))
         mark_unfinished(self.out)
         numbers: dict[str, int] = {}
         for mark in marks:
@@ -244,18 +287,19 @@ class Pipeline:
                 for name in names:
                     number = numbers.get(domain, 0)
                     numbers[domain] = number + 1
-                    _move(folder.parts / mark["part"] / domain / name, self.out / domain, number)
+                    move(folder.parts / mark["part"] / domain / name, self.out / domain, number)
         for domain in sorted(numbers):
             sync_directory(self.out / domain)
-        _join(
+        join(
             [folder.parts / mark["part"] / REJECTS for mark in marks],
             self.out / REJECTS,
             wanted=bool(tally.rejects),
         )
-        if not numbers:
+        there, made = len(shards_in(self.out)), sum(numbers.values())
+        if there != made:
             raise DataError(
-                f"not one of {tally.documents:,} documents was kept: {dict(tally.filtered)}, "
-                f"{dict(tally.rejected)}; look at the recipe"
+                f"{self.out} holds {there} shards, {made} of which this run made: move the others "
+                "away, or start anew with --overwrite"
             )
         replace_file(folder.root / "tally.json", json.dumps(tally.to_dict()).encode())
         metadata = facts | {"recipe": self.config.to_dict()}
@@ -279,46 +323,6 @@ class _DifferentIds(Exception):
     """The fast backend's ids are not the reference's."""
 
 
-class _Run:
-    """The works of a run and their marks; `most` is how many documents may be kept."""
-
-    def __init__(
-        self, folder: Folder, works: Sequence[Work], most: int | None, workers: int
-    ) -> None:
-        self.folder, self.works = folder, works
-        self.marks = folder.marks()
-        self._most, self._step = most, max(workers, 1)
-
-    @property
-    def missing(self) -> list[Work]:
-        """Works without a completion mark."""
-        return [work for work in self.works if work.number not in self.marks]
-
-    def through(self, pool: Pool, note: Note) -> list[dict[str, Any]]:
-        """Do what is missing; gives the marks of the works that count, in order."""
-        if self._most is not None:
-            return self._up_to(self._most, pool, note)
-        pool.run(self.missing, note)
-        return [self.marks[work.number] for work in self.works]
-
-    def _up_to(self, most: int, pool: Pool, note: Note) -> list[dict[str, Any]]:
-        """Works in order until `most` documents are kept: the last one is done up to that many."""
-        kept, chosen = 0, []
-        for at in range(0, len(self.works), self._step):
-            group = self.works[at : at + self._step]
-            pool.run([work for work in group if work.number not in self.marks], note)
-            for work in group:
-                mark = self.marks[work.number]
-                if kept + mark["tally"]["kept"] > most:
-                    pool.run([work], note, limit=most - kept)
-                    mark = self.marks[work.number]
-                chosen.append(mark)
-                kept += mark["tally"]["kept"]
-                if kept >= most:
-                    return chosen
-        return chosen
-
-
 def sample_of(files: Sequence[InputFile], most: int = 64) -> list[str]:
     """Some of the text of an input: what its first documents hold, of any field."""
     texts: list[str] = []
@@ -339,30 +343,9 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(each)
 
 
-def _move(made: Path, domain: Path, number: int) -> None:
-    """A shard to its final place; one that is there already was moved before a kill."""
-    prefix, suffix = made.stem.rsplit("_", 1)[0], made.suffix
-    target = domain / f"{prefix}_{number:04d}{suffix}"
-    domain.mkdir(parents=True, exist_ok=True)
-    beside = made.with_suffix(SOURCE_SUFFIX)
-    if suffix and beside.exists():
-        beside.rename(target.with_suffix(SOURCE_SUFFIX))
-    if made.exists():
-        made.rename(target)
-    elif not target.exists():
-        raise DataError(f"{made} is missing, though its work is complete: start with --overwrite")
-
-
-def _join(parts: Iterable[Path], target: Path, *, wanted: bool) -> None:
-    """Rejects of all works in one file, in the order of the input."""
-    if not wanted:
-        target.unlink(missing_ok=True)
-        return
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    with temporary.open("wb") as out:
-        for part in parts:
-            with part.open("rb") as file:
-                shutil.copyfileobj(file, out)
-        out.flush()
-        os.fsync(out.fileno())
-    temporary.replace(target)
+def _nothing_kept(tally: Tally) -> str:
+    if not tally.documents:
+        return "the input holds no documents: nothing but empty files or blank lines"
+    gone = {**tally.filtered, **tally.rejected}
+    why = ", ".join(f"{rule} {count:,}" for rule, count in sorted(gone.items()))
+    return f"not one of {tally.documents:,} documents was kept ({why}): look at the recipe"

@@ -12,7 +12,8 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
@@ -22,6 +23,7 @@ from penstock.prepare.plan import Work
 from penstock.prepare.worker import Task, Worker
 
 Note = Callable[[int, dict[str, Any]], None]
+Answer = dict[str, Any] | PenstockError
 
 
 class Pool:
@@ -34,12 +36,13 @@ class Pool:
         self._here: Worker | None = None
         self._processes: list[tuple[Any, Connection]] = []
         context = multiprocessing.get_context("spawn")
-        for _ in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append((process, ours))
+        with _deaf_to_ctrl_c():
+            for _ in range(count):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs,), daemon=True)
+                process.start()
+                theirs.close()
+                self._processes.append((process, ours))
 
     def __enter__(self) -> Pool:
         return self
@@ -65,10 +68,22 @@ class Pool:
             process.join()
 
     def run(self, works: Sequence[Work], note: Note, limit: int | None = None) -> None:
-        """Do all works, telling `note` of each when it is done."""
+        """Do all works, telling `note` of each when it is done; the first that fails ends it."""
+
+        def told(work: Work, answer: Answer) -> None:
+            if isinstance(answer, PenstockError):
+                raise answer
+            note(work.number, answer)
+
+        self.tried(works, told, limit)
+
+    def tried(
+        self, works: Sequence[Work], told: Callable[[Work, Answer], None], limit: int | None
+    ) -> None:
+        """Do all works, telling of each how it ended: its completion mark, or its error."""
         if self._here is not None:
             for work in works:
-                note(work.number, self._here.run(work, limit))
+                told(work, _outcome(self._here, work, limit))
             return
         waiting = deque(works)
         busy: dict[Connection, tuple[Any, Work]] = {}
@@ -82,7 +97,7 @@ class Pool:
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
                 process, work = busy.pop(ready)
-                note(work.number, _answer(process, ready, work))
+                told(work, _answer(process, ready))
                 idle.append((process, ready))
 
 
@@ -93,15 +108,22 @@ def _send(process: Any, pipe: Connection, message: Any) -> None:
         raise _died(process) from None
 
 
-def _answer(process: Any, pipe: Connection, work: Work) -> dict[str, Any]:
+def _answer(process: Any, pipe: Connection) -> Answer:
     try:
-        answer = pipe.recv()
+        answer: Answer = pipe.recv()
     except (EOFError, ConnectionError):
         raise _died(process) from None
-    if isinstance(answer, BaseException):
-        raise answer
-    assert isinstance(answer, dict), work
     return answer
+
+
+def _outcome(worker: Worker, work: Work, limit: int | None) -> Answer:
+    """A work done, or why it could not be."""
+    try:
+        return worker.run(work, limit)
+    except PenstockError as error:
+        return error
+    except OSError as error:
+        return said(error)
 
 
 def _died(process: Any) -> DataError:
@@ -134,16 +156,30 @@ def _serve(pipe: Connection) -> None:
         work, limit = message
         try:
             worker = worker or Worker(task)
-            answer: Any = worker.run(work, limit)
-        except (PenstockError, OSError) as error:
-            answer = error if isinstance(error, PenstockError) else _said(error)
+            answer: Answer = _outcome(worker, work, limit)
+        except PenstockError as error:  # the recipe and the tokenizer do not go together
+            answer = error
         try:
             pipe.send(answer)
         except OSError:
             return
 
 
-def _said(error: OSError) -> DataError:
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """While workers are started, who are to leave Ctrl-C to their parent from the very first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def said(error: OSError) -> DataError:
+    """What the system refused, in words."""
     where = f"{error.filename}: " if error.filename else ""
     return DataError(
         f"{where}{error.strerror or error}: what is complete is kept; mend this and run the same "

@@ -171,6 +171,13 @@ def finish(
     sync_directory(out)
 
 
+def tidy(out: Path) -> None:
+    """Take away what a writer left that was killed after its manifest stood."""
+    sweep(out)
+    if (out / MANIFEST).exists():
+        (out / INCOMPLETE).unlink(missing_ok=True)
+
+
 def discard(out_dir: str | Path) -> None:
     """Remove the store in a folder, its manifest first, and nothing that is not Penstock's."""
     out = Path(out_dir)

@@ -12,11 +12,11 @@ longest document, not by a file or a row group; only a JSON list is held whole.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 from penstock.errors import ConfigError
 from penstock.text import jsonl, parquet
-from penstock.text.batches import Policy, Records, Reject, Texts, Unit
+from penstock.text.batches import Policy, Records, Reject, Texts, Unit, refused
 from penstock.text.files import InputFile, find_files
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "read_at",
     "read_records",
     "read_texts",
+    "refuse",
     "units_of",
 ]
 
@@ -105,6 +106,14 @@ def read_at(file: InputFile, address: int) -> dict[str, Any]:
     return (
         parquet.read_at(file, address) if file.kind == "parquet" else jsonl.read_at(file, address)
     )
+
+
+def refuse(file: InputFile, reject: Reject) -> NoReturn:
+    """The error that a reject is under the policy "error", naming file and line."""
+    if file.kind == "parquet":
+        refused(reject, "error", f"row {reject.address}")
+    refused(reject, "error", jsonl.place_of(file, reject.address, reject.line))
+    raise AssertionError
 
 
 def _check(policy: str) -> None:

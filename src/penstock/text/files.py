@@ -70,16 +70,19 @@ def find_files(inputs: Sequence[str | os.PathLike[str]]) -> list[InputFile]:
         inputs = [inputs]
     found: dict[str, InputFile] = {}
     for each in inputs:
-        path = os.fspath(each)
+        path, before = os.fspath(each), len(found)
         local = "://" not in path and ("::" not in path or Path(path).exists())
         for where, name, size, stamp in _local(path) if local else _remote(path):
             kind, compression = _kind(name, where)
             identity = where if "://" in where else os.path.realpath(where)
             file = InputFile(path=where, kind=kind, compression=compression, size=size, stamp=stamp)
+            seen = identity in found
             found.setdefault(identity, file)
+            before -= seen  # a file named twice counts as found
+        if len(found) == before:
+            raise MissingData(f"{path} holds no file of documents ({_KNOWN})")
     if not found:
-        named = ", ".join(os.fspath(each) for each in inputs) or "no input"
-        raise MissingData(f"{named} holds no file of documents ({_KNOWN})")
+        raise MissingData(f"no input was named: give files, directories, globs or URLs ({_KNOWN})")
     return list(found.values())
 
 
@@ -118,6 +121,14 @@ def _listed(names: Iterable[str], root: str) -> list[str]:
 # ------------------------------------------------------------------------------------ on this disk
 
 
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _local(given: str) -> Iterator[Place]:
     path = Path(given).expanduser()
     if path.exists():
@@ -130,6 +141,11 @@ def _local(given: str) -> Iterator[Place]:
     for match in matches:
         names = _listed(_walk(match, set()), match) if Path(match).is_dir() else [match]
         for name in names:
+            if not _is_text(name):
+                raise ConfigError(
+                    f"{name!r} has a name that is not UTF-8, which no address could state: rename "
+                    "it"
+                )
             stat = Path(name).stat()
             yield name, name, stat.st_size, f"{stat.st_size}-{stat.st_mtime_ns}"
 

@@ -160,6 +160,11 @@ def _decoded(
     return block.addresses if kept is None else block.addresses[kept], rows, rejects
 
 
+def place_of(file: InputFile, address: int, line: int | None) -> str:
+    """How an error names the place of a document."""
+    return _place(file, address, line, lines=is_lines(file))
+
+
 def _place(file: InputFile, address: int, line: int | None, *, lines: bool) -> str:
     if not lines:
         return f"document {address}"

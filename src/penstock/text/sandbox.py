@@ -78,6 +78,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         for name in _WIDE_FILTERS:
             self.filters[name] = _narrow(FILTERS[name], name)
         self.filters["format"] = _narrow_format
+        self.filters["replace"] = self._replaced
+        self.filters["join"] = self._listed
         self.filters["_counted"] = self._counted
         self.filters["_joined"] = self._joined
 
@@ -110,6 +112,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
         found = [str(value) for value in values]
         self.meter.text(sum(map(len, found)))
         return "".join(found)
+
+    def _replaced(self, value: Any, old: Any, new: Any, count: int | None = None) -> str:
+        """The filter `replace`."""
+        text, old, new = str(value), str(old), str(new)
+        found = text.count(old) if count is None else min(text.count(old), count)
+        self.meter.text(len(text) + found * len(new))
+        return text.replace(old, new) if count is None else text.replace(old, new, count)
+
+    def _listed(self, value: Any, d: Any = "", attribute: Any = None) -> str:
+        """The filter `join`."""
+        parts = list(value)
+        if attribute is not None:
+            parts = [self.getitem(part, attribute) for part in parts]
+        found, between = [str(part) for part in parts], str(d)
+        self.meter.text(sum(map(len, found)) + len(between) * len(found))
+        return between.join(found)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """The operators whose results can be larger than what they are made of."""
