@@ -351,6 +351,7 @@ def test_rejects_are_counted_and_written_with_their_reasons(
         tally = prepare(source, out, policy="reject", max_rejects=0.5, workers=workers).run()
         assert (tally.documents, tally.kept, tally.rejects) == (35, 30, 5)
         assert tally.balanced
+        assert "no field 'text'" in tally.rejected
         lines = (out / "rejects.jsonl").read_text().splitlines()
         rejects = [json.loads(line) for line in lines]
         assert len(rejects) == 5

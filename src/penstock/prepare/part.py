@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,7 +62,8 @@ class Part:
         for each in rejects:
             if last is None or each.address < last:
                 self.tally.documents += 1
-                self._reject(file, each, each.reason.split(":")[0][:60], by_policy=True)
+                rule = re.split("[;:]", each.reason)[0][:60]  # without the particulars
+                self._reject(file, each, rule, by_policy=True)
 
     def _reject(self, file: InputFile, reject: Reject, rule: str, *, by_policy: bool) -> None:
         """Count a document out, with its reason; or stop the run, where the policy says so."""
