@@ -29,7 +29,7 @@ from penstock.text.documents import Unit, units_of
 from penstock.text.files import InputFile
 
 PLAN_VERSION = 1
-LEAST_WORK, MOST_WORK = 4 << 20, 256 << 20  # bytes of input
+LEAST_WORK, MOST_WORK = 1 << 20, 256 << 20  # bytes of input
 WORKS = 32  # about as many, where sizes allow: each costs a dozen waits for the disk
 
 
@@ -43,7 +43,7 @@ class Work:
 
 
 def works_of(files: Sequence[InputFile], target: int | None = None) -> list[Work]:
-    """All works of an input, in order: some 32 of 4 to 256 MiB, so that the input alone decides."""
+    """All works of an input, in order: some 32 of 1 to 256 MiB, so that the input alone decides."""
     if target is None:
         total = sum(file.size for file in files)
         target = min(max(total // WORKS, LEAST_WORK), MOST_WORK)
