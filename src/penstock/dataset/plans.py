@@ -32,6 +32,7 @@ from penstock.pack.rows import BLOCK
 from penstock.store import Store
 from penstock.store.mapping import map_file
 from penstock.store.paths import sync_directory, write_synced
+from penstock.store.segments import bounds_of
 from penstock.store.workspace import Workspace
 
 PLAN_VERSION = 1
@@ -74,9 +75,7 @@ class RowPlan:
         """What varlen attention spends on each row: the sum of its pieces' squared lengths."""
         count, which = self.pieces(rows)
         cells = self.length[which] + self.bos[which]
-        splits = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(count, out=splits[1:])
-        return sums(cells * cells, splits)
+        return sums(cells * cells, bounds_of(count))
 
 
 def plan_for(
@@ -235,8 +234,8 @@ def _trained(store: Store, begin: I64, length: I64) -> I64:
     while lo < len(length):
         before = int(ends[lo - 1]) if lo else 0
         hi = max(int(np.searchsorted(ends, before + _TOKENS_AT_ONCE, "right")), lo + 1)
-        splits = np.concatenate([[0], ends[lo:hi] - before])
-        found[lo:hi] = sums(store.spans(begin[lo:hi], length[lo:hi], MASK) != 0, splits)
+        trained = store.spans(begin[lo:hi], length[lo:hi], MASK) != 0
+        found[lo:hi] = sums(trained, bounds_of(length[lo:hi]))
         lo = hi
     return found
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.pack import sums
+from penstock.store.segments import bounds_of
 
 I64 = npt.NDArray[np.int64]
 
@@ -30,9 +31,9 @@ class Chunk:
 
     def pieces(self, record: npt.NDArray[Any], start: npt.NDArray[Any], length: I64) -> Chunk:
         """Spans of records, each a record of its own; all keys are cut alike."""
-        first = edges(self.lengths["sequence"])[:-1][record] + start
+        first = bounds_of(self.lengths["sequence"])[:-1][record] + start
         length = length.astype(np.int64)
-        at = np.repeat(first - edges(length)[:-1], length) + np.arange(int(length.sum()))
+        at = np.repeat(first - bounds_of(length)[:-1], length) + np.arange(int(length.sum()))
         values = {name: value[at] for name, value in self.values.items()}
         path = self.path if isinstance(self.path, str) else [self.path[i] for i in record.tolist()]
         own = None if self.own is None else self.own.take(pa.array(record))
@@ -52,7 +53,7 @@ class Chunk:
         """The records of which nothing is trained."""
         if "loss_mask" not in self.values:
             return np.empty(0, np.intp)
-        trained = sums(self.values["loss_mask"] != 0, edges(self.lengths["sequence"]))
+        trained = sums(self.values["loss_mask"] != 0, bounds_of(self.lengths["sequence"]))
         return np.flatnonzero(trained == 0)
 
     def without(self, gone: npt.NDArray[np.intp]) -> Chunk:
@@ -93,14 +94,3 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
         np.concatenate([c.addresses for c in chunks]),
         pa.concat_arrays([_names(chunk) for chunk in chunks]),
     )
-
-
-def edges(lengths: I64) -> I64:
-    """Where each of these stretches begins, and the end.
-
-    >>> edges(np.array([2, 3])).tolist()
-    [0, 2, 5]
-    """
-    found = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=found[1:])
-    return found

@@ -15,11 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.pack import pack_rows, position_ids
-from penstock.prepare.chunk import Chunk, edges, joined
+from penstock.prepare.chunk import Chunk, joined
 from penstock.prepare.outcome import Built, Dropped
 from penstock.prepare.tally import Tally
 from penstock.store import ShardWriter
 from penstock.store.paths import safe_name
+from penstock.store.segments import bounds_of
 from penstock.text.documents import Records, Reject, Texts, refuse
 from penstock.text.files import InputFile
 
@@ -203,7 +204,7 @@ class Part:
         values = dict(chunk.values)
         if "position_ids" in self._worker.keys:
             values["position_ids"] = self._positions(domain, chunk.lengths["sequence"], rows)
-        offsets = {array: edges(chunk.lengths[array]) for array in writer.schema.parents}
+        offsets = {array: bounds_of(chunk.lengths[array]) for array in writer.schema.parents}
         writer.extend(values, offsets, chunk.source(rows))
         self.tally.records += len(chunk)
         roles = {name: key.role for name, key in writer.schema.keys.items()}

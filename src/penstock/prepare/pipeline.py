@@ -14,7 +14,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from penstock.prepare.config import PipelineConfig
 from penstock.prepare.finish import join, move, shards_in
 from penstock.prepare.plan import Folder, check_same, definition_of, replace_file, works_of
 from penstock.prepare.pool import Note, Pool, said
-from penstock.prepare.run import Run
+from penstock.prepare.run import Run, total_of
 from penstock.prepare.tally import Tally
 from penstock.prepare.worker import Task, check_unchanged
 from penstock.store import commit, discard
@@ -170,14 +169,13 @@ class Pipeline:
         progress: Callable[[Progress], None] | None,
     ) -> None:
         """Keep a completion mark, and say how far it is."""
-        run.folder.mark(number, mark)
-        run.marks[number] = mark
-        so_far = reduce(Tally.__add__, (Tally(**m["tally"]) for m in run.marks.values()))
-        self._check_rejects(so_far)
+        run.keep(number, mark)
+        self._check_rejects(run.tally)
         if progress is not None:
-            at = sum(run.works[n].size for n in run.marks)
-            total = sum(work.size for work in run.works)
-            progress(Progress(bytes=at, total=total, tally=so_far, workers=self.workers))
+            so_far = run.tally
+            progress(
+                Progress(bytes=so_far.bytes, total=run.size, tally=so_far, workers=self.workers)
+            )
 
     # --- before
 
@@ -219,13 +217,12 @@ class Pipeline:
         out = self.out.resolve()
         for path in self.paths:
             folder = Path(path)
-            if "://" not in os.fspath(path) and folder.is_dir():
-                inside = out.is_relative_to(folder.resolve())
-                if inside:
-                    raise ConfigError(
-                        f"{self.out} lies inside {folder}, whose files are the documents: write "
-                        "the store somewhere else"
-                    )
+            local = "://" not in os.fspath(path) and folder.is_dir()
+            if local and out.is_relative_to(folder.resolve()):
+                raise ConfigError(
+                    f"{self.out} lies inside {folder}, whose files are the documents: write the "
+                    "store somewhere else"
+                )
 
     def _check_room(self, run: Run) -> None:
         """Say now, rather than in some hours, that the disk is too small."""
@@ -275,7 +272,7 @@ class Pipeline:
         self, folder: Folder, marks: Sequence[dict[str, Any]], facts: dict[str, Any]
     ) -> Tally:
         """Rename the parts into place, in order, and write the manifest."""
-        tally = reduce(Tally.__add__, (Tally(**mark["tally"]) for mark in marks), Tally())
+        tally = total_of(marks)
         self._check_rejects(tally, at_the_end=True)
         assert tally.balanced, tally
         if not tally.kept:

@@ -7,6 +7,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.store.segments import bounds_of
+
 U32 = npt.NDArray[np.uint32]
 I64 = npt.NDArray[np.int64]
 
@@ -46,8 +48,7 @@ def framed(
     cut = int((whole - kept).sum())
     if not (before or after or cut) and len(ids) == lengths.sum():
         return ids, offsets, 0
-    bounds = np.zeros(len(offsets), np.int64)
-    np.cumsum(kept, out=bounds[1:])
+    bounds = bounds_of(kept)
     body = np.clip(kept - before, 0, lengths)
     # Token j of a document's body stands at its begin + j; the bodies follow each other.
     starts = np.repeat(offsets[:-1] - (np.cumsum(body) - body), body)

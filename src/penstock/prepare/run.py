@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.prepare.plan import Folder, Work
 from penstock.prepare.pool import Answer, Note, Pool
+from penstock.prepare.tally import Tally
+
+
+def total_of(marks: Iterable[dict[str, Any]]) -> Tally:
+    """What completion marks come to."""
+    return sum((Tally(**mark["tally"]) for mark in marks), start=Tally())
 
 
 class Run:
@@ -18,12 +24,24 @@ class Run:
     ) -> None:
         self.folder, self.works = folder, works
         self.marks = folder.marks()
+        self.tally = total_of(self.marks.values())
+        self.size = sum(work.size for work in works)
         self._most, self._step = most, max(workers, 1)
 
     @property
     def missing(self) -> list[Work]:
         """Works without a completion mark."""
         return [work for work in self.works if work.number not in self.marks]
+
+    def keep(self, number: int, mark: dict[str, Any]) -> None:
+        """Keep a completion mark: a work's first, or one in place of it."""
+        again = number in self.marks
+        self.folder.mark(number, mark)
+        self.marks[number] = mark
+        if again:
+            self.tally = total_of(self.marks.values())
+        else:
+            self.tally += Tally(**mark["tally"])
 
     def through(self, pool: Pool, note: Note) -> list[dict[str, Any]]:
         """Do what is missing; gives the marks of the works that count, in order."""
