@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader
 
 from penstock.errors import ConfigError, StateMismatch
 from penstock.order import EpochOrder, MixtureOrder, Stage, quantise
+from penstock.ranks import rank_and_world
 from penstock.sampler import (
     DistributedSampler,
     MixtureSampler,
     ResumableDistributedSampler,
-    rank_and_world,
 )
 
 Bare = DistributedSampler | MixtureSampler

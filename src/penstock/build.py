@@ -20,7 +20,8 @@ from penstock.errors import ConfigError
 from penstock.loader import StatefulDataLoader
 from penstock.loader.setup import BatchSize, batch_schedule, run_plan
 from penstock.order import Stage, quantise
-from penstock.sampler import DistributedSampler, MixtureSampler, rank_and_world
+from penstock.ranks import rank_and_world
+from penstock.sampler import DistributedSampler, MixtureSampler
 from penstock.store import MmapStore, Store, open_store
 from penstock.store.flat import raw_dtype_beside
 from penstock.store.folder import holds_store, token_files

@@ -10,7 +10,6 @@ from it and keeps the position itself.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence, Sized
 from itertools import pairwise
 from operator import index
@@ -31,6 +30,7 @@ from penstock.order import (
     shares,
 )
 from penstock.order.weights import TOTAL
+from penstock.ranks import rank_and_world, whole
 
 CHUNK = 4096
 FIRST_CHUNK = 16  # each of a mixture's places may need a block of its own, where ranks are many
@@ -38,44 +38,10 @@ FIRST_CHUNK = 16  # each of a mixture's places may need a block of its own, wher
 Order = EpochOrder | MixtureOrder  # what a loader reads from a sampler: position to sample
 
 
-def rank_and_world(rank: int | None = None, world: int | None = None) -> tuple[int, int]:
-    """This process's rank, and how many there are.
-
-    Each is what is given, else torch.distributed's, else RANK or WORLD_SIZE, else a lone process's.
-
-    >>> rank_and_world(3, 8)
-    (3, 8)
-    """
-    joined = dist.is_available() and dist.is_initialized()
-    if rank is None:
-        rank = dist.get_rank() if joined else _environment("RANK", 0)
-    if world is None:
-        world = dist.get_world_size() if joined else _environment("WORLD_SIZE", 1)
-    rank, world = (_whole(each, name) for each, name in ((rank, "rank"), (world, "num_replicas")))
-    if world < 1 or not 0 <= rank < world:
-        raise ConfigError(f"rank must lie in [0, {world}), the number of replicas, and is {rank}")
-    return rank, world
-
-
-def _whole(value: Any, name: str) -> int:
-    try:
-        return index(value)
-    except TypeError:
-        raise ConfigError(f"{name} is a whole number, not {value!r}") from None
-
-
 def _epoch(epoch: int) -> int:
-    if _whole(epoch, "an epoch") < 0:
+    if whole(epoch, "an epoch") < 0:
         raise ConfigError(f"epochs are counted from 0, and {epoch} is none")
     return index(epoch)
-
-
-def _environment(name: str, default: int) -> int:
-    text = os.environ.get(name, str(default))
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"the environment has {name}={text!r}, which is not a number") from None
 
 
 class _EpochSampler(Sampler[int]):
@@ -112,7 +78,7 @@ class _EpochSampler(Sampler[int]):
 
     def set_skip(self, skip: int) -> None:
         """Leave out this rank's first `skip` samples, in the next `__iter__` only."""
-        if _whole(skip, "a skip") < 0:
+        if whole(skip, "a skip") < 0:
             raise ConfigError(f"set_skip takes a number of samples >= 0, not {skip}")
         self._skip = index(skip)
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from tests.dataset.stores import as_lists, check_fresh, documents, npy, penstock, record_takes
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from penstock.batch import Place
 from penstock.dataset import (
     DatasetFactory,
     MemoryMappedDataset,
     MixtureDataset,
     WindowDataset,
 )
-from penstock.dataset.base import Place
 from penstock.dataset.mixture import identity_of, takes_batches
 from penstock.errors import ConfigError
 from penstock.store import Store, open_store

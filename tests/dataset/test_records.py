@@ -11,6 +11,7 @@ import torch
 from tests.dataset.stores import as_lists, astrai, check_fresh, hdf5, penstock
 from torch.utils.data import DataLoader
 
+from penstock.batch import Place
 from penstock.dataset import (
     BaseDataset,
     DatasetFactory,
@@ -19,7 +20,6 @@ from penstock.dataset import (
     dpo_collate_fn,
     grpo_collate_fn,
 )
-from penstock.dataset.base import Place
 from penstock.errors import ConfigError, DataError
 from penstock.store import Key, Store
 

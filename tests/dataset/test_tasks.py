@@ -24,8 +24,8 @@ from tests.dataset.stores import (
 )
 from torch.utils.data import DataLoader, default_collate
 
+from penstock.batch import Place
 from penstock.dataset import BaseDataset, DatasetFactory, SEQDataset, SFTDataset
-from penstock.dataset.base import Place
 from penstock.errors import ConfigError, DataError, MissingData
 from penstock.store import Key, MmapStore, Store, StoreFactory
 

@@ -43,7 +43,7 @@ from penstock import (
     build_dataloader,
     open_store,
 )
-from penstock.dataset.batch import IGNORED
+from penstock.batch import IGNORED
 
 
 @pytest.fixture(scope="module")

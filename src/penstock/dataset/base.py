@@ -13,28 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from penstock.batch import Place, Sample, to_place
 from penstock.errors import OutOfBounds
 
-Sample = dict[str, Any]
 Indices = Sequence[int] | npt.NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where batches go: a device, by way of pinned memory when asked."""
-
-    device: torch.device
-    pin: bool = False
-
-    def send(self, tensor: Tensor) -> Tensor:
-        """The tensor over there; the copy runs beside the trainer's own work where it can."""
-        if self.pin:
-            tensor = tensor.pin_memory()
-        return tensor.to(self.device, non_blocking=self.pin)
 
 
 class Gathered(Protocol):
@@ -135,17 +119,3 @@ def cut_up(batch: Sample, count: int) -> list[Sample]:
     [{'labels': tensor([1, 2])}, {'labels': tensor([3, 4])}]
     """
     return [{key: value[row] for key, value in batch.items()} for row in range(count)]
-
-
-def to_place(batch: Any, place: Place) -> Any:
-    """A finished batch, its tensors moved: a dict, or whatever a dataset's collation gives."""
-    if isinstance(batch, Tensor):
-        return place.send(batch)
-    if isinstance(batch, dict):
-        return {key: to_place(value, place) for key, value in batch.items()}
-    if isinstance(batch, list):
-        return [to_place(value, place) for value in batch]
-    if isinstance(batch, tuple):
-        moved = [to_place(value, place) for value in batch]
-        return type(batch)(*moved) if hasattr(batch, "_fields") else tuple(moved)
-    return batch

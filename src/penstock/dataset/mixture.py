@@ -11,16 +11,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
-from penstock.dataset.base import (
-    Deferred,
-    Gathered,
-    Indices,
-    Place,
-    Sample,
-    SampleDataset,
-    to_place,
-)
-from penstock.dataset.batch import Windows, merge
+from penstock.batch import Place, Sample, Windows, merge, to_place
+from penstock.dataset.base import Deferred, Gathered, Indices, SampleDataset
 from penstock.errors import ConfigError
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from penstock.dataset.batch import Windows
+from penstock.batch import Windows
 from penstock.dataset.plans import plan_for
 from penstock.dataset.tokens import MASK, TOKENS, TokenDataset
 from penstock.errors import ConfigError

@@ -27,11 +27,10 @@ import numpy.typing as npt
 from penstock.cache import cache_folder, locked, sync_directory, write_synced
 from penstock.dataset.tokens import MASK, TOKENS
 from penstock.errors import DataError, MissingData
-from penstock.pack import Ledger, Packing, Rows, pack_blocks, sums
+from penstock.pack import Ledger, Packing, Rows, bounds_of, pack_blocks, sums
 from penstock.pack.rows import BLOCK
 from penstock.store import Store
 from penstock.store.mapping import map_file
-from penstock.store.segments import bounds_of
 from penstock.store.workspace import Workspace
 
 PLAN_VERSION = 1

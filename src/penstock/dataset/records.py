@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from penstock.dataset.base import Sample
+from penstock.batch import Sample
 from penstock.dataset.tasks import BaseDataset, DatasetFactory
 from penstock.errors import ConfigError, DataError
 from penstock.store import Store

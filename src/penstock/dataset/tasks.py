@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.dataset.base import Gathered, Indices, Place, Sample, SampleDataset, cut_up
-from penstock.dataset.batch import Windows
+from penstock.batch import Place, Sample, Windows
+from penstock.dataset.base import Gathered, Indices, SampleDataset, cut_up
 from penstock.errors import ConfigError, DataError, OutOfBounds
 from penstock.pack import Documents
 from penstock.store import Store, StoreFactory, detect_format

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from penstock.dataset.base import Indices, Sample, SampleDataset, cut_up
-from penstock.dataset.batch import Windows
+from penstock.batch import Sample, Windows
+from penstock.dataset.base import Indices, SampleDataset, cut_up
 from penstock.errors import ConfigError, DataError
 from penstock.store import Store
 

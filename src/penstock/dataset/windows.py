@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.dataset.batch import Windows
+from penstock.batch import Windows
 from penstock.dataset.tokens import MASK, TOKENS, TokenDataset
 from penstock.errors import ConfigError, MissingData
 from penstock.pack import eos_cuts

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import torch
 
+from penstock.batch import IGNORED, Place, Sample, place_of, to_place
 from penstock.config import DataConfig
-from penstock.dataset.base import Gathered, Place, Sample, SampleDataset, to_place
-from penstock.dataset.batch import IGNORED
+from penstock.dataset.base import Gathered, SampleDataset
 from penstock.dataset.mixture import MixtureDataset, identity_of
 from penstock.errors import ConfigError, StateMismatch
 from penstock.loader.ahead import Job, ReadAhead
@@ -24,7 +24,6 @@ from penstock.loader.setup import (
     batch_schedule,
     checked_sampler,
     in_process,
-    place_of,
     run_plan,
     whole_number,
 )
@@ -32,13 +31,13 @@ from penstock.loader.state import (
     VERSION,
     Address,
     Documented,
-    check_identity,
     check_ranks,
     read_state,
     stages_to_state,
 )
 from penstock.order import ORDER_VERSION, Plan, Segment, Stage
 from penstock.order.hashing import key_of
+from penstock.order.identity import check_identity
 from penstock.order.plan import Tail
 from penstock.sampler import AnySampler, MixtureSampler
 

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from penstock.dataset.base import Place, Sample, SampleDataset, to_place
+from penstock.batch import Place, Sample, to_place
+from penstock.dataset.base import SampleDataset
 from penstock.dataset.mixture import takes_batches
 from penstock.loader.ahead import Job
 

@@ -8,9 +8,7 @@ from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
-from penstock.dataset.base import Place
 from penstock.dataset.mixture import MixtureDataset, takes_batches
 from penstock.errors import ConfigError
 from penstock.loader.fetch import Collate
@@ -131,17 +129,6 @@ def _is_step_and_size(row: Any) -> bool:
         and len(row) == 2
         and all(isinstance(x, Integral) and not isinstance(x, bool) for x in row)
     )
-
-
-def place_of(device: str | torch.device | None, pin: bool) -> tuple[Place | None, bool]:
-    """Where batches go, and whether those that stay here are pinned."""
-    there = torch.cuda.is_available()
-    if device is None:
-        return None, pin and there
-    device = torch.device(device)
-    if device.type == "cuda" and not there:
-        raise ConfigError(f"device {device} was asked for, and torch finds no CUDA here")
-    return Place(device, pin=pin and device.type == "cuda"), False
 
 
 def in_process(workers: Workers, dataset: Any, count: int, collate: Collate | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from penstock.errors import ConfigError, StateMismatch
 from penstock.order import Segment, Stage
+from penstock.order.identity import ABSENT, short
 
 VERSION = 1
 _END = 1 << 62  # of any axis that int64 can count
@@ -54,7 +55,7 @@ def read_state(state: Any) -> Address | Documented:
     penstock.errors.StateMismatch: this is not a state of a StatefulDataLoader: position is -8, ...
     """
     _require(isinstance(state, Mapping), "it", state, "a dict")
-    version = _whole(state.get("version", _ABSENT if "position" in state else 0), "version")
+    version = _whole(state.get("version", ABSENT if "position" in state else 0), "version")
     if version > VERSION:
         raise StateMismatch(
             f"this state has version {version}, and this Penstock reads up to {VERSION}: load it "
@@ -63,7 +64,7 @@ def read_state(state: Any) -> Address | Documented:
     if "position" not in state:
         return _documented(state)
     position = _whole(state["position"], "position")
-    identity = state.get("identity", _ABSENT)
+    identity = state.get("identity", ABSENT)
     _require(isinstance(identity, Mapping), "identity", identity, "a dict")
     try:
         segments = tuple(_segment(row) for row in _rows(state, "segments"))
@@ -93,15 +94,15 @@ def _documented(state: Mapping[str, Any]) -> Documented:
     _require(isinstance(sampler, Mapping), "sampler", sampler, "a dict")
     ranks, seed = sampler.get("num_replicas"), sampler.get("seed")
     return Documented(
-        epoch=_whole(state.get("epoch", _ABSENT), "epoch"),
-        batches_yielded=_whole(state.get("batches_yielded", _ABSENT), "batches_yielded"),
+        epoch=_whole(state.get("epoch", ABSENT), "epoch"),
+        batches_yielded=_whole(state.get("batches_yielded", ABSENT), "batches_yielded"),
         num_replicas=None if ranks is None else _whole(ranks, "sampler.num_replicas", least=1),
         seed=seed,
     )
 
 
 def _rows(state: Mapping[str, Any], name: str) -> Sequence[Any]:
-    rows = state.get(name, _ABSENT)
+    rows = state.get(name, ABSENT)
     ok = isinstance(rows, list | tuple) and all(isinstance(r, list | tuple) for r in rows)
     _require(ok and all(len(r) == 3 for r in rows), name, rows, "a list of lists of three")
     return rows  # type: ignore[no-any-return] # a list or a tuple, as just checked
@@ -140,50 +141,9 @@ def _whole(value: Any, name: str, *, least: int = 0) -> int:
 def _require(ok: bool, name: str, value: Any, wanted: str) -> None:
     if not ok:
         raise StateMismatch(
-            f"this is not a state of a StatefulDataLoader: {name} is {_short(value)}, where "
+            f"this is not a state of a StatefulDataLoader: {name} is {short(value)}, where "
             f"{wanted} was expected. Pass what state_dict() gave, from a whole checkpoint"
         )
-
-
-def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Refuse a state of another run, naming each field that differs.
-
-    >>> check_identity({"seed": 1, "order": 1}, {"seed": 2, "order": 1})
-    Traceback (most recent call last):
-    penstock.errors.StateMismatch: this state belongs to another run: seed was 1 and is 2 here. ...
-    """
-    found = [
-        f"{name} was {_short(then)} and is {_short(now)} here"
-        for name, then, now in _differences(saved, own)
-    ]
-    if found:
-        raise StateMismatch(
-            f"this state belongs to another run: {'; '.join(found[:5])}"
-            f"{f' (and {len(found) - 5} more)' if len(found) > 5 else ''}. "
-            "Load it with the data and settings it was saved with"
-        )
-
-
-def _differences(saved: Any, own: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(saved, Mapping) and isinstance(own, Mapping):
-        for key in [*saved, *(key for key in own if key not in saved)]:
-            path = f"{name}.{key}" if name else str(key)
-            yield from _differences(saved.get(key, _ABSENT), own.get(key, _ABSENT), path)
-    elif saved != own:
-        yield name, saved, own
-
-
-class _Absent:
-    def __repr__(self) -> str:
-        return "absent"
-
-
-_ABSENT = _Absent()
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def digest(position: int, identity: Mapping[str, Any]) -> str:

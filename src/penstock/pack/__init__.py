@@ -7,9 +7,10 @@ documents begin into doc ids, positions, label masks and cu_seqlens.
 
 from penstock.pack.boundaries import Boundaries, Documents, eos_cuts, position_ids
 from penstock.pack.crop import CropBuffer
+from penstock.pack.framing import framed
 from penstock.pack.packing import pack_blocks, pack_rows
 from penstock.pack.policy import CHUNK_ROWS, Packing
-from penstock.pack.rows import Ledger, Rows, sums
+from penstock.pack.rows import Ledger, Rows, bounds_of, sums
 
 __all__ = [
     "CHUNK_ROWS",
@@ -19,7 +20,9 @@ __all__ = [
     "Ledger",
     "Packing",
     "Rows",
+    "bounds_of",
     "eos_cuts",
+    "framed",
     "pack_blocks",
     "pack_rows",
     "position_ids",

@@ -193,3 +193,14 @@ def capped(blocks: Iterable[Ints]) -> Iterator[Ints]:
 def small(largest: int) -> npt.DTypeLike:
     """The dtype of numbers up to `largest`."""
     return np.int32 if largest < 1 << 31 else np.int64
+
+
+def bounds_of(counts: npt.ArrayLike) -> I64:
+    """Starts of consecutive stretches, and their end.
+
+    >>> bounds_of([3, 0, 4]).tolist()
+    [0, 3, 3, 7]
+    """
+    found = np.zeros(np.size(counts) + 1, np.int64)
+    np.cumsum(counts, out=found[1:])
+    return found

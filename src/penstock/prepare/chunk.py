@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.pack import sums
-from penstock.store.segments import bounds_of
+from penstock.pack import bounds_of, sums
 
 I64 = npt.NDArray[np.int64]
 

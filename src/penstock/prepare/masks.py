@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError
+from penstock.pack import framed
 from penstock.prepare.config import Output, PipelineConfig, Section
 from penstock.prepare.conversation import Conversations
 from penstock.prepare.encoding import Encoder, Ids, Mask, Piece
 from penstock.prepare.outcome import Built, Dropped, Refused
-from penstock.prepare.plain import framed, sifted
+from penstock.prepare.plain import sifted
 from penstock.store.schema import Key, Schema
 from penstock.text.template import ChatTemplate
 

@@ -14,13 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.pack import pack_rows, position_ids
+from penstock.pack import bounds_of, pack_rows, position_ids
 from penstock.prepare.chunk import Chunk, joined
 from penstock.prepare.outcome import Built, Dropped
 from penstock.prepare.tally import Tally
 from penstock.store import ShardWriter
 from penstock.store.paths import safe_name
-from penstock.store.segments import bounds_of
 from penstock.text.documents import Records, Reject, Texts, refuse
 from penstock.text.files import InputFile
 

@@ -7,8 +7,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.store.segments import bounds_of
-
 U32 = npt.NDArray[np.uint32]
 I64 = npt.NDArray[np.int64]
 
@@ -29,37 +27,3 @@ def sifted(
     for i in np.flatnonzero(blank).tolist():
         blank[i] = not texts[i].as_py().strip()
     return {"min_chars": short, "max_chars": long, "empty": blank}
-
-
-def framed(
-    ids: U32, offsets: I64, *, bos: int | None, eos: int | None, limit: int | None
-) -> tuple[U32, I64, int]:
-    """Ragged ids with BOS before and EOS after each document, cut to a limit; how many were cut.
-
-    >>> ids, offsets, cut = framed(
-    ...     np.array([5, 6, 7], np.uint32), np.array([0, 2, 3]), bos=1, eos=2, limit=3)
-    >>> ids.tolist(), offsets.tolist(), cut
-    ([1, 5, 6, 1, 7, 2], [0, 3, 6], 1)
-    """
-    before, after = int(bos is not None), int(eos is not None)
-    lengths = np.diff(offsets)
-    whole = lengths + before + after
-    kept = whole if limit is None else np.minimum(whole, limit)
-    cut = int((whole - kept).sum())
-    if not (before or after or cut) and len(ids) == lengths.sum():
-        return ids, offsets, 0
-    bounds = bounds_of(kept)
-    body = np.clip(kept - before, 0, lengths)
-    # Token j of a document's body stands at its begin + j; the bodies follow each other.
-    starts = np.repeat(offsets[:-1] - (np.cumsum(body) - body), body)
-    found = ids[starts + np.arange(len(starts))] if cut else ids[offsets[0] : offsets[-1]]
-    out = np.empty(int(bounds[-1]), ids.dtype)
-    free = np.ones(len(out), np.bool_)
-    if bos is not None:
-        firsts = bounds[:-1][kept > 0]
-        out[firsts], free[firsts] = bos, False
-    if eos is not None:
-        lasts = bounds[1:][kept == whole] - 1
-        out[lasts], free[lasts] = eos, False
-    out[free] = found
-    return out, bounds, cut

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from penstock.pack import bounds_of
 from penstock.store.manifest import Table
 from penstock.store.paths import natural
 from penstock.store.records import Level
-from penstock.store.segments import Column, Segment, bounds_of
+from penstock.store.segments import Column, Segment
 
 _SAMPLED_BLOCKS = 18
 _BLOCK = 4096

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError, MissingData
+from penstock.pack import bounds_of
 from penstock.store.aligned import Part, check_aligned
 from penstock.store.contents import Contents, sampled_fingerprint, value_keys
 from penstock.store.manifest import META
@@ -25,7 +26,7 @@ from penstock.store.mapping import map_file
 from penstock.store.paths import inside, read_json, safe_name
 from penstock.store.records import Level
 from penstock.store.schema import named_dtype, parse_dtype
-from penstock.store.segments import Array, Column, bounds_of, common_dtype
+from penstock.store.segments import Array, Column, common_dtype
 
 SEQUENCE = "sequence"
 

@@ -27,6 +27,7 @@ import h5py
 import numpy as np
 
 from penstock.errors import DataError, MissingData, PenstockError
+from penstock.pack import bounds_of
 from penstock.store.aligned import Part, check_aligned
 from penstock.store.base import PathLike, Store
 from penstock.store.binary import check_offsets, refuse_unfinished
@@ -36,7 +37,7 @@ from penstock.store.mapping import map_file
 from penstock.store.paths import HDF5, inside, natural, scan
 from penstock.store.records import Level
 from penstock.store.schema import DTYPES
-from penstock.store.segments import Array, Column, Segment, bounds_of, common_dtype
+from penstock.store.segments import Array, Column, Segment, common_dtype
 
 ATTRIBUTE = "penstock"
 OFFSETS = "__offsets__"

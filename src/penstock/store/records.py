@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.store.segments import I64, Column, bounds_of, spread
+from penstock.pack import bounds_of
+from penstock.store.segments import I64, Column, spread
 
 
 class Level:

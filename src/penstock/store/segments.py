@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError, OutOfBounds
+from penstock.pack import bounds_of
 from penstock.store.advice import expect_random
 from penstock.store.mapping import POOL
 
@@ -32,17 +33,6 @@ class Segment(Protocol):
     """What a shard has to be: an array, or something that reads slices as arrays."""
 
     def __getitem__(self, span: slice, /) -> Array: ...
-
-
-def bounds_of(counts: npt.ArrayLike) -> I64:
-    """Starts of consecutive stretches, and their end.
-
-    >>> bounds_of([3, 0, 4]).tolist()
-    [0, 3, 3, 7]
-    """
-    found = np.zeros(np.size(counts) + 1, np.int64)
-    np.cumsum(counts, out=found[1:])
-    return found
 
 
 def common_dtype(dtypes: Sequence[np.dtype[Any]], where: object) -> np.dtype[Any]:

@@ -18,10 +18,11 @@ from typing import Any, Self
 import numpy as np
 import xxhash
 
+from penstock.pack import bounds_of
 from penstock.store.contents import Contents
 from penstock.store.mapping import Bytes, map_descriptor
 from penstock.store.records import Level
-from penstock.store.segments import I64, Column, bounds_of
+from penstock.store.segments import I64, Column
 
 _ALIGN = 64
 

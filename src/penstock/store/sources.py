@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import OutOfBounds
+from penstock.pack import bounds_of
 from penstock.store.manifest import MANIFEST, read_manifest
-from penstock.store.segments import bounds_of
 from penstock.store.spool import SOURCE, SOURCE_SUFFIX
 
 

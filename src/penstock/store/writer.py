@@ -19,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataError
+from penstock.pack import bounds_of
 from penstock.store.manifest import MANIFEST, STORAGES, Shard, tabulate
 from penstock.store.paths import safe_name
 from penstock.store.schema import Key, Schema
-from penstock.store.segments import I64, Array, bounds_of
+from penstock.store.segments import I64, Array
 from penstock.store.spool import Spool
 from penstock.store.values import checked_offsets, checked_values
 from penstock.store.workspace import (

@@ -32,6 +32,7 @@ from penstock.text.jsontext import ids_of
 
 ROWS = 64  # read at a time, at most
 READ = 512 << 10  # bytes read at a time, as far as the footer tells
+FOOTER = 64 << 10  # bytes at a file's end that are read first
 SMALL = 1 << 20  # batches smaller than this are joined; the others are Arrow's own buffers
 LARGE = 4 << 20  # batches larger than this are cut
 MOST = 1000
@@ -55,6 +56,26 @@ def _opened(file: InputFile) -> Iterator[Any]:
             options["read_dictionary"] = names
             with pq.ParquetFile(source, metadata=opened.metadata, **options) as again:
                 yield again
+
+
+def footer_of(file: InputFile, field: str) -> tuple[list[int], list[int], bytes]:
+    """Rows of each row group, bytes of its texts, and the footer itself, which is all that is read.
+
+    Without a column of that name, bytes are those of all columns.
+    """
+    with open_raw(file) as raw, reading(file):
+        size = min(file.size, FOOTER)
+        raw.seek(file.size - size)
+        end = raw.read(size)
+        wanted = int.from_bytes(end[-8:-4], "little") + 8
+        if len(end) < wanted <= file.size:
+            raw.seek(file.size - wanted)
+            end = raw.read(wanted)
+        footer = end[-wanted:]
+        metadata = pq.read_metadata(pa.BufferReader(footer))
+    groups = [metadata.row_group(g) for g in range(metadata.num_row_groups)]
+    sizes = [_size(group, [field]) or int(group.total_byte_size) for group in groups]
+    return [group.num_rows for group in groups], sizes, footer
 
 
 def units_of(file: InputFile, index: int, target_bytes: int) -> list[Unit]:

@@ -17,12 +17,38 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.dataset.base import Place, Sample
+from penstock.errors import ConfigError
 from penstock.pack import Boundaries, Documents
 from penstock.store.values import check_int64
 
+Sample = dict[str, Any]
 IGNORED = -100
 _SIGNED = {np.dtype(f"u{size}"): np.dtype(f"i{size}") for size in (2, 4, 8)}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where batches go: a device, by way of pinned memory when asked."""
+
+    device: torch.device
+    pin: bool = False
+
+    def send(self, tensor: Tensor) -> Tensor:
+        """The tensor over there; the copy runs beside the trainer's own work where it can."""
+        if self.pin:
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=self.pin)
+
+
+def place_of(device: str | torch.device | None, pin: bool) -> tuple[Place | None, bool]:
+    """Where batches go, and whether those that stay here are pinned."""
+    there = torch.cuda.is_available()
+    if device is None:
+        return None, pin and there
+    device = torch.device(device)
+    if device.type == "cuda" and not there:
+        raise ConfigError(f"device {device} was asked for, and torch finds no CUDA here")
+    return Place(device, pin=pin and device.type == "cuda"), False
 
 
 @dataclass(slots=True)
@@ -149,3 +175,17 @@ def _packed(found: Boundaries) -> Sample:
         "cu_seqlens": torch.from_numpy(found.cu_seqlens),
         "max_seqlen": found.max_seqlen,
     }
+
+
+def to_place(batch: Any, place: Place) -> Any:
+    """A finished batch, its tensors moved: a dict, or whatever a dataset's collation gives."""
+    if isinstance(batch, Tensor):
+        return place.send(batch)
+    if isinstance(batch, dict):
+        return {key: to_place(value, place) for key, value in batch.items()}
+    if isinstance(batch, list):
+        return [to_place(value, place) for value in batch]
+    if isinstance(batch, tuple):
+        moved = [to_place(value, place) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else tuple(moved)
+    return batch

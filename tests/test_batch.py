@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.dataset.stores import as_lists, check_fresh
 
-from penstock.dataset.base import Place, to_place
-from penstock.dataset.batch import Windows, merge
+from penstock.batch import Place, Windows, merge, to_place
 from penstock.errors import DataError
 from penstock.pack import eos_cuts
 

@@ -1,0 +1,12 @@
+"""Text to batches with no store between: units, lanes, and the addresses to go on from.
+
+`corpus` cuts files into units · `deal` says which unit a lane reads next · `reading`, `encoding`
+and `feed` make blocks of tokenized documents, in the threads of `ahead` · `chunks` packs ·
+`lanes` give rows and know their address · `share` is a rank's lanes · `state` joins ranks ·
+`text_stream` and `nanochat` are what people use.
+"""
+
+from penstock.stream.state import merge_states
+from penstock.stream.text_stream import TextStream
+
+__all__ = ["TextStream", "merge_states"]

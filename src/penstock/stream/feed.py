@@ -1,0 +1,118 @@
+"""What a lane reads, endlessly: the documents of its units, tokenized.
+
+    feed = Feed(lane=3, source=source, at=(0, 3), part=0)
+    block = feed.next()                              # and so on, from that address
+
+A block is a closed chunk of a unit, or a batch of so many documents; most units are one chunk.
+Feeds skip what holds no token. A corpus in which no unit holds one is an error: a stream over it
+would never give a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import MissingData
+from penstock.order import Permutation
+from penstock.order.hashing import key_of
+from penstock.stream.deal import At, Deal
+from penstock.stream.encoding import Encode
+from penstock.stream.reading import Docs
+from penstock.text.batches import Unit
+
+
+@dataclass(slots=True)
+class Block:
+    """Documents of a unit, tokenized; `made` is what a policy made of them in the same thread."""
+
+    at: At
+    part: int  # of the unit's blocks
+    docs: Docs
+    ids: npt.NDArray[np.uint32]
+    offsets: npt.NDArray[np.int64]
+    made: Any = None
+
+
+@dataclass(slots=True)
+class Source:
+    """What all feeds of a process read: units, how they are dealt, cut and tokenized."""
+
+    name: str  # for errors
+    units: Sequence[Unit]
+    deal: Deal
+    parts: Callable[[Unit], Iterator[Docs]]
+    encode: Encode
+    seed: int
+    shuffle: bool = False  # documents within a block
+    make: Callable[[Block], Any] | None = None
+    _empty: set[int] = field(default_factory=set)  # units found without a token
+
+    def is_empty(self, at: At) -> bool:
+        """Whether the unit there is known to hold no token."""
+        return self.deal.unit(at) in self._empty
+
+    def found_empty(self, at: At) -> None:
+        """Remember a unit without a token; when all are, there is nothing to stream."""
+        self._empty.add(self.deal.unit(at))
+        if len(self._empty) == len(self.units):
+            raise MissingData(f"{self.name} holds no document with a token: nothing to stream")
+
+    def read(self, at: At, *, skip: int = 0) -> Iterator[tuple[int, Docs]]:
+        """The unit's parts from number `skip` on, each in the order in which it is tokenized."""
+        for part, docs in enumerate(self.parts(self.units[self.deal.unit(at)])):
+            if part >= skip:
+                yield part, self._ordered(at, part, docs)
+
+    def _ordered(self, at: At, part: int, docs: Docs) -> Docs:
+        if not self.shuffle:
+            return docs
+        key = key_of("stream", self.seed, "documents", *at, part)
+        return docs.some(Permutation(len(docs), key)(np.arange(len(docs))))
+
+    def block(self, at: At, part: int, docs: Docs) -> Block:
+        """Documents as a block."""
+        ids, offsets = self.encode(docs.texts)
+        block = Block(at, part, docs, ids, offsets)
+        if self.make is not None and len(ids):
+            block.made = self.make(block)
+        return block
+
+
+class Feed:
+    """The blocks of a lane from an address on."""
+
+    def __init__(self, lane: int, source: Source, at: At, part: int = 0) -> None:
+        self._lane, self._source = lane, source
+        self._at, self._skip = at, part
+        self._open: Iterator[tuple[int, Docs]] | None = None
+        self._found = False
+
+    def next(self) -> Block:
+        """The next block with a token."""
+        source = self._source
+        while True:
+            if self._open is None:
+                if source.is_empty(self._at):
+                    self._go_on()
+                    continue
+                self._open = source.read(self._at, skip=self._skip)
+                self._found = self._skip > 0
+            part, docs = next(self._open, (0, None))
+            if docs is None:
+                if not self._found:
+                    source.found_empty(self._at)
+                self._go_on()
+                continue
+            block = source.block(self._at, part, docs)
+            if len(block.ids):
+                self._found = True
+                return block
+
+    def _go_on(self) -> None:
+        self._at = self._source.deal.following(self._lane, self._at)
+        self._open, self._skip = None, 0

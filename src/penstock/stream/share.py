@@ -1,0 +1,185 @@
+"""A rank's share of a stream: its lanes, and the row at which its next batch begins.
+
+Row g of the stream is lane g mod L's next one. A rank that begins at row g0 takes every W-th row
+from g0 + rank on, and so owns the lanes with (lane − g0) mod W = rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import ConfigError, StateMismatch
+from penstock.stream.ahead import Ahead
+from penstock.stream.deal import At
+from penstock.stream.feed import Source
+from penstock.stream.lanes import (
+    ChunkLane,
+    ConcatLane,
+    CropLane,
+    Drawn,
+    Lane,
+    Seat,
+    Tally,
+    read_address,
+    read_crop_address,
+)
+
+LANES = 240
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How rows are made, as far as a lane has to know."""
+
+    name: str  # "chunked" | "concat" | "best_fit_crop"
+    width: int  # tokens of a row
+    pad: int = 0
+    overlap: int = 0  # of concat
+    buffer_size: int = 1000  # of best_fit_crop
+
+    def lane(self, seat: Seat, address: list[Any]) -> Lane:
+        """A lane from an address on."""
+        address = self.read(seat.lane, address)
+        match self.name:
+            case "chunked":
+                return ChunkLane(seat, address)
+            case "concat":
+                return ConcatLane(seat, address, overlap=self.overlap, pad=self.pad)
+        return CropLane(seat, address, capacity=self.width, least=self.buffer_size)
+
+    def begin(self, at: At) -> list[Any]:
+        """The address of the first row that begins in a unit."""
+        return [[*at, 0], []] if self.name == "best_fit_crop" else [*at, 0]
+
+    def read(self, lane: int, address: Any) -> list[Any]:
+        """An address from a state, checked."""
+        if self.name == "best_fit_crop":
+            return read_crop_address(lane, address)
+        return read_address(lane, address)
+
+
+def check_world(lanes: int, world: int) -> None:
+    """Refuse a number of ranks that cannot have the same number of lanes each."""
+    if lanes % world:
+        sizes = [n for n in range(1, lanes + 1) if lanes % n == 0]
+        shown = ", ".join(map(str, sizes[:24])) + (", …" if len(sizes) > 24 else "")
+        raise ConfigError(
+            f"{lanes} lanes cannot be dealt evenly to {world} ranks: run {shown} ranks, or begin "
+            f"anew with a number of lanes that {world} divides"
+        )
+
+
+class Share:
+    """The lanes of one rank, made when the first row is drawn."""
+
+    def __init__(
+        self,
+        source: Callable[[], Source],
+        policy: Policy,
+        *,
+        lanes: int,
+        rank: int,
+        world: int,
+        threads: int,
+    ) -> None:
+        check_world(lanes, world)
+        self._open, self._policy, self._threads = source, policy, threads
+        self.lanes, self.rank, self.world = lanes, rank, world
+        self.row = 0  # of the stream, at which the next batch begins
+        self.tally = Tally()
+        self._addresses: dict[int, list[Any]] | None = None
+        self._lanes: dict[int, Lane] = {}
+        self._turn = rank  # the row of the stream that is this rank's next one
+        self._source: Source | None = None
+        self._ahead: Ahead | None = None
+
+    @property
+    def source(self) -> Source:
+        """What is read, opened when it is first asked for."""
+        if self._source is None:
+            self._source = self._open()
+        return self._source
+
+    def own(self) -> list[int]:
+        """This rank's lanes, in the order of their turns."""
+        first, each = self.row + self.rank, self.lanes // self.world
+        return [(first + k * self.world) % self.lanes for k in range(each)]
+
+    def load(self, row: int, addresses: Mapping[int, Any]) -> None:
+        """Go on at a row, each lane at its address."""
+        before = self.row
+        self.row = row
+        missing = [lane for lane in sorted(self.own()) if lane not in addresses]
+        if missing:
+            self.row = before
+            raise StateMismatch(
+                f"this state has no address of {_some(missing)}: rank {self.rank} of {self.world} "
+                "needs them; join the states of all ranks with merge_states, and load that"
+            )
+        for lane in self.own():
+            self._policy.read(lane, addresses[lane])
+        self.rest()
+        self._addresses = {lane: list(addresses[lane]) for lane in sorted(self.own())}
+        self.tally = Tally()
+
+    def rest(self) -> None:
+        """Let go of threads and of what waits; the next row is made from addresses."""
+        if self._lanes:
+            self._addresses = self.addresses()
+            self._lanes = {}
+        if self._ahead is not None and self._ahead.alive:
+            self._ahead.close()
+        self._ahead = None
+
+    def addresses(self) -> dict[int, list[Any]]:
+        """Of each of this rank's lanes the address of its next row."""
+        if self._lanes:
+            return {lane: found.address() for lane, found in sorted(self._lanes.items())}
+        if self._addresses is not None:
+            return self._addresses
+        deal = self.source.deal
+        return {lane: self._policy.begin(deal.first(lane)) for lane in sorted(self.own())}
+
+    def draw(self, count: int, dtype: npt.DTypeLike) -> tuple[npt.NDArray[Any], list[Drawn]]:
+        """This rank's next `count` rows: (count, width) tokens, and what is known of each."""
+        lanes = self.started()
+        tokens = np.empty((count, self._policy.width), dtype)
+        drawn = []
+        for out in tokens:
+            found = lanes[self._turn % self.lanes].row(out)
+            assert found is not None, "only a pass ends"
+            drawn.append(found)
+            self._turn += self.world
+        self.row += count * self.world
+        return tokens, drawn
+
+    def started(self) -> dict[int, Lane]:
+        """The lanes, at work: anew in a forked child, which has none of its parent's threads."""
+        if self._ahead is not None and not self._ahead.alive:
+            self.rest()
+        if not self._lanes:
+            addresses = self.addresses()
+            self._turn = self.row + self.rank
+            self._ahead = Ahead(self._threads, self._threads + 2)
+            for k, lane in enumerate(self.own()):
+                seat = Seat(
+                    lane=lane,
+                    source=self.source,
+                    ahead=self._ahead,
+                    tally=self.tally,
+                    turn=self._turn + k * self.world,
+                    every=self.lanes,
+                )
+                self._lanes[lane] = self._policy.lane(seat, addresses[lane])
+        return self._lanes
+
+
+def _some(lanes: list[int]) -> str:
+    shown = ", ".join(map(str, lanes[:8]))
+    more = f" and {len(lanes) - 8} more" if len(lanes) > 8 else ""
+    return f"lane{'s' if len(lanes) > 1 else ''} {shown}{more}"

@@ -1,0 +1,327 @@
+"""Text to batches, with no store between.
+
+stream = TextStream("data/", "tokenizers/mine", seq_len=2048, batch_size=16, seed=1)
+for batch in stream:                             # for ever
+    loss = train(batch["input_ids"], batch["labels"])
+    state = stream.state_dict()                  # this rank's lanes; merge_states joins them
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from penstock.batch import Place, Sample, Windows, place_of, to_place
+from penstock.errors import ConfigError
+from penstock.order import ORDER_VERSION
+from penstock.order.hashing import key_of
+from penstock.order.identity import check_identity
+from penstock.ranks import rank_and_world, whole
+from penstock.stream.chunks import Rows, pack_chunk
+from penstock.stream.corpus import Corpus, open_corpus
+from penstock.stream.deal import Turns
+from penstock.stream.encoding import framing_encoder
+from penstock.stream.feed import Block, Source
+from penstock.stream.lanes import Drawn
+from penstock.stream.reading import CHUNK, Reader
+from penstock.stream.share import LANES, Policy, Share
+from penstock.stream.state import VERSION, read_stream_state
+from penstock.text.documents import Policy as Rejects
+from penstock.text.tokenizer import Tokenizer, open_tokenizer
+
+Packing = Literal["chunked", "concat", "best_fit_crop"]
+PACKINGS = ("chunked", "concat", "best_fit_crop")
+FEW_ROWS = 16  # a unit: with fewer, padding passes 5%
+_LOG = logging.getLogger("penstock")
+
+
+class TextStream:
+    """Batches of documents that are read, tokenized and packed on the way; without an end.
+
+    `paths` are files, directories, globs or URLs of Parquet, JSON Lines or JSON, whose
+    `text_field` is read; `tokenizer` is a path, a name of the Hub, or an open one. Documents end
+    with EOS where the tokenizer has one, else begin with BOS; `bos` and `eos` decide otherwise.
+
+    Units of the corpus (row groups, or slices) are permuted in each epoch and dealt to `lanes`,
+    whose rows the stream takes in turn. With packing="chunked" each unit is packed by itself by
+    best-fit decreasing; "concat" cuts each lane's run of tokens into rows, "best_fit_crop" fills
+    them as nanochat does. Labels never cross documents; with `pack_sequences` batches hold doc_ids,
+    position_ids, cu_seqlens and max_seqlen too.
+
+    A batch depends on the data, these settings and its number, not on ranks, `threads` or what was
+    read ahead. `policy` says what becomes of documents that cannot be read: "error", or "reject".
+    `steps` ends the stream after so many batches.
+    """
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        tokenizer: str | os.PathLike[str] | Tokenizer,
+        seq_len: int,
+        batch_size: int,
+        *,
+        text_field: str = "text",
+        packing: Packing = "chunked",
+        lanes: int = LANES,
+        seed: int = 0,
+        shuffle: bool = True,
+        pack_sequences: bool = True,
+        bos: bool | None = None,
+        eos: bool | None = None,
+        buffer_size: int = 1000,
+        tokenizer_batch_size: int = 128,
+        policy: Rejects = "error",
+        rank: int | None = None,
+        world_size: int | None = None,
+        threads: int | None = None,
+        steps: int | None = None,
+        device: str | torch.device | None = None,
+        pin_memory: bool = True,
+    ) -> None:
+        if packing not in PACKINGS:
+            raise ConfigError(f"packing is one of {', '.join(PACKINGS)}, not {packing!r}")
+        if policy not in ("error", "reject"):
+            raise ConfigError(f"policy is 'error' or 'reject', not {policy!r}")
+        self.seq_len, self.batch_size = _least(seq_len, "seq_len"), _least(batch_size, "batch_size")
+        self.text_field, self.packing, self.seed = text_field, packing, whole(seed, "seed")
+        self.shuffle, self.pack_sequences = bool(shuffle), bool(pack_sequences)
+        self.rank, self.world_size = rank_and_world(rank, world_size)
+        self.tokenizer = opened(tokenizer)
+        self._framing = _framing(self.tokenizer, bos, eos)
+        self._buffer = _least(buffer_size, "buffer_size")
+        self._refill = _least(tokenizer_batch_size, "tokenizer_batch_size")
+        self._steps = None if steps is None else _least(steps, "steps")
+        self._place, self._pin = place_of(device, pin_memory)
+        self._dtype = np.uint16 if self.tokenizer.vocab_size <= 1 << 16 else np.uint32
+        pads = (self.tokenizer.pad_id, self.tokenizer.eos_id, self._framing["bos"], 0)
+        self._policy = Policy(
+            name=packing,
+            width=self.seq_len + 1,
+            pad=next(pad for pad in pads if pad is not None),
+            buffer_size=self._buffer,
+        )
+        self.corpus = open_corpus(paths, text_field, lanes=_least(lanes, "lanes"))
+        self._reader = Reader(self.corpus, text_field, policy)
+        self._share = Share(
+            self._source,
+            self._policy,
+            lanes=lanes,
+            rank=self.rank,
+            world=self.world_size,
+            threads=_least(threads or threads_here(), "threads"),
+        )
+        self.step = 0  # batches delivered since the run began
+        if packing == "chunked":
+            _say_if_small(self.corpus, lanes, self._policy.width)
+        self._reset_stats()
+
+    # --- batches
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Batches from where the last one ended, whoever took it."""
+        while self._steps is None or self.step < self._steps:
+            yield self.next_batch()
+
+    def next_batch(self) -> Sample:
+        """The next batch; from here on it counts as delivered."""
+        asked = time.perf_counter()
+        tokens, drawn = self._share.draw(self.batch_size, self._dtype)
+        batch = self._batch(tokens, drawn)
+        self.step += 1
+        self._batches += 1
+        self._waited += time.perf_counter() - asked
+        return batch
+
+    def _batch(self, tokens: Any, drawn: list[Drawn]) -> Sample:
+        width = self._policy.width
+        cuts = [each.cuts + row * width for row, each in enumerate(drawn)]
+        windows = Windows(
+            tokens,
+            cuts=np.concatenate(cuts),
+            used=np.array([each.used for each in drawn]),
+        )
+        self._share.tally.trained += sum(each.used - 1 - len(each.cuts) for each in drawn)
+        batch = windows.batch(0, len(drawn), self._place)
+        if not self.pack_sequences:
+            batch = {name: batch[name] for name in ("input_ids", "labels")}
+        if self._pin:
+            batch = to_place(batch, Place(torch.device("cpu"), pin=True))
+        return batch
+
+    def _source(self) -> Source:
+        crop = self.packing == "best_fit_crop"
+        return Source(
+            name=named(self.corpus),
+            units=self.corpus.units,
+            deal=Turns(len(self.corpus.units), self._share.lanes, self.seed, self.shuffle),
+            parts=partial(self._reader.batches, count=self._refill)
+            if crop
+            else self._reader.chunks,
+            encode=framing_encoder(self.tokenizer, **self._framing),
+            seed=self.seed,
+            shuffle=self.shuffle and self.packing == "concat",
+            make=self._packed if self.packing == "chunked" else None,
+        )
+
+    def _packed(self, block: Block) -> Rows:
+        key = key_of("stream", self.seed, "rows", *block.at, block.part) if self.shuffle else None
+        return pack_chunk(
+            block.ids,
+            block.offsets,
+            width=self._policy.width,
+            key=key,
+            dtype=self._dtype,
+            pad=self._policy.pad,
+        )
+
+    # --- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The addresses of this rank's lanes after the batch last delivered: small, and JSON."""
+        lanes = self._share.addresses()
+        return {
+            "version": VERSION,
+            "row": self._share.row,
+            "step": self.step,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "lanes": {str(lane): address for lane, address in lanes.items()},
+            "identity": self.identity(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after the batch at which `state` was taken.
+
+        One rank's own state serves where the number of ranks is the same; another number needs that
+        of all ranks, which `merge_states` makes.
+        """
+        saved = read_stream_state(state)
+        check_identity(saved.identity, self.identity())
+        self._share.load(saved.row, saved.lanes)
+        self.step = saved.step
+        self._reset_stats()
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the content of each row."""
+        found: dict[str, Any] = {
+            "data": self.corpus.fingerprint,
+            "text_field": self.text_field,
+            "tokenizer": self.tokenizer.content_hash,
+            "framing": self._framing,
+            "seq_len": self.seq_len,
+            "packing": self.packing,
+            "lanes": self._share.lanes,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "order": ORDER_VERSION,
+        }
+        if self.packing == "best_fit_crop":
+            found |= {"buffer_size": self._buffer, "tokenizer_batch_size": self._refill}
+        else:
+            found["chunk"] = CHUNK
+        return found
+
+    # --- accounts
+
+    def stats(self) -> dict[str, Any]:
+        """What this rank was given since it began or loaded a state, and where each token went.
+
+        tokens = delivered + cropped + waiting, and rows × (seq_len + 1) = delivered + repeated +
+        padding; `trained` are labels.
+        """
+        seconds = time.perf_counter() - self._since
+        tokens = self._batches * self.batch_size * self.seq_len
+        return {
+            "batches": self._batches,
+            "tokens": tokens,
+            "seconds": seconds,
+            "tokens_per_second": tokens / seconds if seconds else 0.0,
+            "waited_seconds": self._waited,
+            "ledger": self._share.tally.to_dict(),
+            "rejected": dict(self._reader.rejected),
+        }
+
+    def _reset_stats(self) -> None:
+        self._since, self._waited, self._batches = time.perf_counter(), 0.0, 0
+        self._reader.rejected.clear()
+
+    def close(self) -> None:
+        """Let the threads go; the next batch starts them again."""
+        self._share.rest()
+
+    def __enter__(self) -> TextStream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<stream of {named(self.corpus)}: {len(self.corpus.units):,} units to "
+            f"{self._share.lanes} lanes, rank {self.rank} of {self.world_size}>"
+        )
+
+
+def named(corpus: Corpus) -> str:
+    """A corpus as errors call it."""
+    files = corpus.files
+    return files[0].path if len(files) == 1 else f"the corpus of {len(files)} files"
+
+
+def opened(tokenizer: str | os.PathLike[str] | Tokenizer) -> Tokenizer:
+    """A tokenizer, opened where it is not yet."""
+    return open_tokenizer(tokenizer) if isinstance(tokenizer, str | os.PathLike) else tokenizer
+
+
+def threads_here() -> int:
+    """The cores that this process may use, shared with the other ranks on this machine."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, len(os.sched_getaffinity(0)) // max(int(ranks) if ranks.isdecimal() else 1, 1))
+
+
+def _least(value: Any, name: str) -> int:
+    found = whole(value, name)
+    if found < 1:
+        raise ConfigError(f"{name} is at least 1, not {found}")
+    return found
+
+
+def _framing(tokenizer: Tokenizer, bos: bool | None, eos: bool | None) -> dict[str, int | None]:
+    """The tokens that begin and end a document: what is asked for, or EOS alone, or BOS alone."""
+    if eos is None:
+        eos = tokenizer.eos_id is not None
+    if bos is None:
+        bos = not eos and tokenizer.bos_id is not None
+    for wanted, found, name in ((bos, tokenizer.bos_id, "bos"), (eos, tokenizer.eos_id, "eos")):
+        if wanted and found is None:
+            raise ConfigError(
+                f"{tokenizer.name} names no {name}_token in its tokenizer_config.json: add it there"
+            )
+    if not (bos or eos):
+        raise ConfigError(
+            f"{tokenizer.name} names neither eos_token nor bos_token in its tokenizer_config.json, "
+            "and nothing else would tell documents apart: add one there"
+        )
+    return {"bos": tokenizer.bos_id if bos else None, "eos": tokenizer.eos_id if eos else None}
+
+
+def _say_if_small(corpus: Corpus, lanes: int, width: int) -> None:
+    """A unit is packed by itself, so many small ones are much padding."""
+    rows = corpus.bytes / 4 / len(corpus.units) / width  # at about 4 bytes a token
+    if rows < FEW_ROWS:
+        _LOG.warning(
+            "%s is small for %d lanes: its %d units hold about %.1f rows of %d tokens each, so "
+            "padding may pass 5%%; state fewer lanes, a multiple of the number of ranks",
+            named(corpus),
+            lanes,
+            len(corpus.units),
+            rows,
+            width,
+        )
