@@ -23,8 +23,11 @@ PUBLIC = """
     MixtureDataset MixtureOrder MixtureSampler MmapStore ORDER_VERSION OutOfBounds PackedDataset
     PenstockError Permutation Pipeline PipelineConfig Plan ResumableDistributedSampler
     SEQDataset SFTDataset ShardWriter Stage StateMismatch StatefulDataLoader Store StoreFactory
-    TrainingPhase WindowDataset __version__ build_dataloader detect_format dpo_collate_fn
-    grpo_collate_fn load_config open_store open_tokenizer pack_rows verify
+    TextStream TrainingPhase WindowDataset __version__ build_dataloader detect_format dpo_collate_fn
+    grpo_collate_fn load_config merge_states open_store open_tokenizer pack_rows verify
+    tokenizing_distributed_data_loader tokenizing_distributed_data_loader_bos_bestfit
+    tokenizing_distributed_data_loader_with_state
+    tokenizing_distributed_data_loader_with_state_bos_bestfit
 """.split()  # noqa: SIM905 - forty lines of one name each read no better
 
 

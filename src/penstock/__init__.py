@@ -58,6 +58,14 @@ if TYPE_CHECKING:
         open_store,
         verify,
     )
+    from penstock.stream import (
+        TextStream,
+        merge_states,
+        tokenizing_distributed_data_loader,
+        tokenizing_distributed_data_loader_bos_bestfit,
+        tokenizing_distributed_data_loader_with_state,
+        tokenizing_distributed_data_loader_with_state_bos_bestfit,
+    )
     from penstock.text import open_tokenizer
 
 __version__ = "0.1.0"
@@ -97,6 +105,7 @@ __all__ = [
     "StatefulDataLoader",
     "Store",
     "StoreFactory",
+    "TextStream",
     "TrainingPhase",
     "WindowDataset",
     "__version__",
@@ -105,9 +114,14 @@ __all__ = [
     "dpo_collate_fn",
     "grpo_collate_fn",
     "load_config",
+    "merge_states",
     "open_store",
     "open_tokenizer",
     "pack_rows",
+    "tokenizing_distributed_data_loader",
+    "tokenizing_distributed_data_loader_bos_bestfit",
+    "tokenizing_distributed_data_loader_with_state",
+    "tokenizing_distributed_data_loader_with_state_bos_bestfit",
     "verify",
 ]
 
@@ -126,6 +140,9 @@ _ROOMS = {
     "prepare": "Pipeline PipelineConfig",
     "sampler": "DistributedSampler MixtureSampler ResumableDistributedSampler",
     "store": "H5Store MmapStore ShardWriter Store StoreFactory detect_format open_store verify",
+    "stream": "TextStream merge_states tokenizing_distributed_data_loader"
+    " tokenizing_distributed_data_loader_bos_bestfit tokenizing_distributed_data_loader_with_state"
+    " tokenizing_distributed_data_loader_with_state_bos_bestfit",
     "text": "open_tokenizer",
 }
 _HOME = {name: f"penstock.{room}" for room, names in _ROOMS.items() for name in names.split()}

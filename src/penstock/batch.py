@@ -47,7 +47,9 @@ def place_of(device: str | torch.device | None, pin: bool) -> tuple[Place | None
         return None, pin and there
     device = torch.device(device)
     if device.type == "cuda" and not there:
-        raise ConfigError(f"device {device} was asked for, and torch finds no CUDA here")
+        raise ConfigError(
+            f"device {device} was asked for, and torch finds no CUDA here: pass device='cpu'"
+        )
     return Place(device, pin=pin and device.type == "cuda"), False
 
 

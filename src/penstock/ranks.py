@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from operator import index
-from typing import Any
 
 import torch.distributed as dist
 
+from penstock.checks import whole
 from penstock.errors import ConfigError
 
 
@@ -28,14 +27,6 @@ def rank_and_world(rank: int | None = None, world: int | None = None) -> tuple[i
     if world < 1 or not 0 <= rank < world:
         raise ConfigError(f"rank must lie in [0, {world}), the number of replicas, and is {rank}")
     return rank, world
-
-
-def whole(value: Any, name: str) -> int:
-    """A whole number as Python's own."""
-    try:
-        return index(value)
-    except TypeError:
-        raise ConfigError(f"{name} is a whole number, not {value!r}") from None
 
 
 def _environment(name: str, default: int) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
+from penstock.checks import whole
 from penstock.errors import ConfigError, StateMismatch
 from penstock.order import (
     EpochOrder,
@@ -30,7 +31,7 @@ from penstock.order import (
     shares,
 )
 from penstock.order.weights import TOTAL
-from penstock.ranks import rank_and_world, whole
+from penstock.ranks import rank_and_world
 
 CHUNK = 4096
 FIRST_CHUNK = 16  # each of a mixture's places may need a block of its own, where ranks are many

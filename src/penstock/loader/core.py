@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from penstock.batch import IGNORED, Place, Sample, place_of, to_place
+from penstock.checks import at_least
 from penstock.config import DataConfig
 from penstock.dataset.base import Gathered, SampleDataset
 from penstock.dataset.mixture import MixtureDataset, identity_of
@@ -25,7 +26,6 @@ from penstock.loader.setup import (
     checked_sampler,
     in_process,
     run_plan,
-    whole_number,
 )
 from penstock.loader.state import (
     VERSION,
@@ -77,7 +77,7 @@ class StatefulDataLoader:
         self.dataset = dataset
         self.sampler = checked_sampler(sampler, dataset)
         self._schedule = batch_schedule(batch_size)
-        self._accumulation = whole_number(accumulation, "accumulation")
+        self._accumulation = at_least(1, accumulation, "accumulation")
         if tail not in ("drop", "pad"):
             raise ConfigError(f"tail is 'drop' or 'pad', not {tail!r}")
         self._tail: Tail = "endless" if isinstance(self.sampler, MixtureSampler) else tail

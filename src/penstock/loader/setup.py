@@ -90,18 +90,6 @@ def checked_sampler(sampler: AnySampler | None, dataset: Any) -> AnySampler:
     return sampler
 
 
-def whole_number(value: Any, name: str) -> int:
-    """The value as an int >= 1.
-
-    >>> whole_number(1.5, "accumulation")
-    Traceback (most recent call last):
-    penstock.errors.ConfigError: accumulation is a whole number >= 1, not 1.5
-    """
-    if value is True or not isinstance(value, Integral) or value < 1:
-        raise ConfigError(f"{name} is a whole number >= 1, not {value!r}")
-    return int(value)
-
-
 def batch_schedule(batch_size: BatchSize) -> list[tuple[int, int]]:
     """A batch size as a schedule.
 

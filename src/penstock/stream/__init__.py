@@ -6,7 +6,20 @@ and `feed` make blocks of tokenized documents, in the threads of `ahead` · `chu
 `text_stream` and `nanochat` are what people use.
 """
 
+from penstock.stream.nanochat import (
+    tokenizing_distributed_data_loader,
+    tokenizing_distributed_data_loader_bos_bestfit,
+    tokenizing_distributed_data_loader_with_state,
+    tokenizing_distributed_data_loader_with_state_bos_bestfit,
+)
 from penstock.stream.state import merge_states
 from penstock.stream.text_stream import TextStream
 
-__all__ = ["TextStream", "merge_states"]
+__all__ = [
+    "TextStream",
+    "merge_states",
+    "tokenizing_distributed_data_loader",
+    "tokenizing_distributed_data_loader_bos_bestfit",
+    "tokenizing_distributed_data_loader_with_state",
+    "tokenizing_distributed_data_loader_with_state_bos_bestfit",
+]

@@ -11,14 +11,19 @@ are permuted by key.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.order import Permutation
+from penstock.order.hashing import key_of
 from penstock.pack import pack_rows
+
+if TYPE_CHECKING:
+    from penstock.stream.feed import Block
 
 I64 = npt.NDArray[np.int64]
 
@@ -62,3 +67,15 @@ def pack_chunk(
         used.append(at)
         cuts.append(np.array(inner[1:], np.int64))
     return Rows(tokens, used, cuts)
+
+
+def chunk_packer(
+    seed: int | None, width: int, dtype: npt.DTypeLike, pad: int
+) -> Callable[[Block], Rows]:
+    """What packs a stream's blocks; without a seed, rows stay in packing order."""
+
+    def pack(block: Block) -> Rows:
+        key = None if seed is None else key_of("stream", seed, "rows", *block.at, block.part)
+        return pack_chunk(block.ids, block.offsets, width=width, key=key, dtype=dtype, pad=pad)
+
+    return pack

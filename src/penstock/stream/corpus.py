@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import PurePosixPath
 
 from penstock.cache import cache_folder, write_whole
@@ -57,6 +57,12 @@ class Corpus:
     fingerprint: str
 
     @property
+    def name(self) -> str:
+        """As errors call it."""
+        one = len(self.files) == 1
+        return self.files[0].path if one else f"the corpus of {len(self.files)} files"
+
+    @property
     def documents(self) -> int | None:
         """How many rows there are, where that is known without reading: of Parquet alone."""
         if any(file.kind != "parquet" for file in self.files):
@@ -72,20 +78,48 @@ class Corpus:
 
 def open_corpus(paths: Paths, field: str, *, lanes: int) -> Corpus:
     """The files at `paths` as units for so many lanes."""
-    files = tuple(find_files([paths] if isinstance(paths, str | os.PathLike) else paths))
+    inputs = [paths] if isinstance(paths, str | os.PathLike) else paths
+    return cut_corpus(find_files(inputs), field, lanes=lanes)
+
+
+def cut_corpus(files: Sequence[InputFile], field: str, *, lanes: int) -> Corpus:
+    """Files as units for so many lanes."""
     footers = footers_of(files, field)
     total = sum(
         sum(f.sizes) if f.rows else file.size for file, f in zip(files, footers, strict=True)
     )
     target = max(1, min(LARGEST, total // (A_LANE * lanes)))
-    units = [
-        unit
-        for number, (file, footer) in enumerate(zip(files, footers, strict=True))
-        for unit in units_of(file, footer, number, target)
-    ]
-    if not units:
-        raise MissingData(f"{_named(files)} holds no document: its files are empty")
-    return Corpus(files, footers, tuple(units), fingerprint_of(files, footers))
+    return _corpus(
+        files,
+        footers,
+        [
+            list(units_of(file, footer, number, target))
+            for number, (file, footer) in enumerate(zip(files, footers, strict=True))
+        ],
+    )
+
+
+def group_corpus(files: Sequence[InputFile], field: str) -> tuple[Corpus, list[int]]:
+    """Files as their row groups, each a unit; and how many each file has."""
+    footers = footers_of(files, field)
+    units = []
+    for number, (file, footer) in enumerate(zip(files, footers, strict=True)):
+        groups = range(len(footer.rows))
+        whole = [Unit(file=number, begin=g, end=g + 1) for g in groups]
+        units.append(
+            whole if file.kind == "parquet" else list(units_of(file, footer, number, JOINED))
+        )
+    return _corpus(files, footers, units), [len(each) for each in units]
+
+
+def _corpus(
+    files: Sequence[InputFile], footers: Sequence[Footer], units: Sequence[Sequence[Unit]]
+) -> Corpus:
+    fingerprint = fingerprint_of(files, footers)
+    made = Corpus(tuple(files), tuple(footers), tuple(chain.from_iterable(units)), fingerprint)
+    if not made.units:
+        raise MissingData(f"{made.name} holds no document: its files are empty")
+    return made
 
 
 def fingerprint_of(files: Sequence[InputFile], footers: Sequence[Footer]) -> str:
@@ -95,10 +129,6 @@ def fingerprint_of(files: Sequence[InputFile], footers: Sequence[Footer]) -> str
         for file, footer in zip(files, footers, strict=True)
     ]
     return blake2b(json.dumps(known).encode(), digest_size=16).hexdigest()
-
-
-def _named(files: Sequence[InputFile]) -> str:
-    return files[0].path if len(files) == 1 else f"the corpus of {len(files)} files"
 
 
 # --- units

@@ -6,6 +6,7 @@ ids, offsets = encode(texts)                     # uint32, int64: one more than 
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +17,16 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError
 from penstock.pack import bounds_of, framed
+from penstock.text.tokenizer import Tokenizer, open_tokenizer
 
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
 Encode = Callable[[pa.LargeStringArray], tuple[Ids, Offsets]]
+
+
+def opened(tokenizer: str | os.PathLike[str] | Tokenizer) -> Tokenizer:
+    """A tokenizer, opened where it is not yet."""
+    return open_tokenizer(tokenizer) if isinstance(tokenizer, str | os.PathLike) else tokenizer
 
 
 def is_nanochats(tokenizer: Any) -> bool:
@@ -27,16 +34,23 @@ def is_nanochats(tokenizer: Any) -> bool:
     return hasattr(tokenizer, "get_bos_token_id")
 
 
-def framing_encoder(tokenizer: Any, *, bos: int | None, eos: int | None) -> Encode:
-    """Penstock's tokenizer, with BOS before and EOS after each document that has a token."""
+def framing_encoder(
+    tokenizer: Tokenizer, *, bos: int | None, eos: int | None, empty: bool = False
+) -> Encode:
+    """Penstock's tokenizer, with BOS before and EOS after each document.
+
+    A document without a token gets neither, unless such `empty` ones are wanted too.
+    """
 
     def encode(texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
         ids, offsets = tokenizer.encode(texts)
         lengths = np.diff(offsets)
+        if empty or lengths.all():
+            return framed(ids, offsets, bos=bos, eos=eos, limit=None)[:2]
         full = np.flatnonzero(lengths)
         bounds = np.concatenate([offsets[full], offsets[-1:]])
-        ids, framed_offsets, _ = framed(ids, bounds, bos=bos, eos=eos, limit=None)
-        lengths[full] = np.diff(framed_offsets)
+        ids, framed_bounds, _ = framed(ids, bounds, bos=bos, eos=eos, limit=None)
+        lengths[full] = np.diff(framed_bounds)
         return ids, bounds_of(lengths)
 
     return encode

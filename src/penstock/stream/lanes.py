@@ -69,6 +69,7 @@ class Lane(Protocol):
     """An endless list of rows."""
 
     tally: Tally
+    last: At  # the unit that was read last
 
     def row(self, out: Out) -> Drawn | None:
         """Fill the next row; None where a pass over the documents ends first."""
@@ -111,7 +112,7 @@ class ChunkLane:
 
     def __init__(self, seat: Seat, address: Sequence[int]) -> None:
         epoch, number, self._part, self._next = address
-        self._at = epoch, number
+        self._at = self.last = epoch, number
         self.tally, self._turn, self._every = seat.tally, seat.turn, seat.every
         self._blocks = _Blocks(seat.lane, seat.source, seat.ahead, self._at, self._part)
         self._rows: Rows | None = None
@@ -138,6 +139,7 @@ class ChunkLane:
         if (block.at, block.part) != (self._at, self._part):
             self._at, self._part, self._next = block.at, block.part, 0
         rows: Rows = block.made
+        self.last = block.at
         self._rows = rows
         left = len(rows) - self._next
         if left <= 0:
@@ -171,6 +173,7 @@ class ConcatLane:
         self._held: deque[Block] = deque()  # the first is open; `_next` counts in it
         self.pass_: int | None = None
         self._asked = False
+        self.last = self._at  # the unit that was read last
 
     @property
     def epoch(self) -> int:
@@ -210,6 +213,7 @@ class ConcatLane:
             self.tally.tokens += came
             self.tally.documents += len(block.docs)
             self._held.append(block)
+            self.last = block.at
 
     def _left(self) -> int:
         return sum(len(block.ids) for block in self._held) - (self._next if self._held else 0)

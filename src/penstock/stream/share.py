@@ -145,6 +145,13 @@ class Share:
         deal = self.source.deal
         return {lane: self._policy.begin(deal.first(lane)) for lane in sorted(self.own())}
 
+    def last_read(self) -> At:
+        """The unit that was read last by the lane of the row last drawn."""
+        lane = (self._turn - self.world) % self.lanes
+        if lane in self._lanes:
+            return self._lanes[lane].last
+        return self.source.deal.first(self.own()[0])
+
     def draw(self, count: int, dtype: npt.DTypeLike) -> tuple[npt.NDArray[Any], list[Drawn]]:
         """This rank's next `count` rows: (count, width) tokens, and what is known of each."""
         lanes = self.started()

@@ -19,22 +19,22 @@ import numpy as np
 import torch
 
 from penstock.batch import Place, Sample, Windows, place_of, to_place
+from penstock.checks import at_least, whole
 from penstock.errors import ConfigError
 from penstock.order import ORDER_VERSION
-from penstock.order.hashing import key_of
 from penstock.order.identity import check_identity
-from penstock.ranks import rank_and_world, whole
-from penstock.stream.chunks import Rows, pack_chunk
+from penstock.ranks import rank_and_world
+from penstock.stream.chunks import chunk_packer
 from penstock.stream.corpus import Corpus, open_corpus
 from penstock.stream.deal import Turns
-from penstock.stream.encoding import framing_encoder
-from penstock.stream.feed import Block, Source
+from penstock.stream.encoding import framing_encoder, opened
+from penstock.stream.feed import Source
 from penstock.stream.lanes import Drawn
 from penstock.stream.reading import CHUNK, Reader
 from penstock.stream.share import LANES, Policy, Share
 from penstock.stream.state import VERSION, read_stream_state
 from penstock.text.documents import Policy as Rejects
-from penstock.text.tokenizer import Tokenizer, open_tokenizer
+from penstock.text.tokenizer import Tokenizer
 
 Packing = Literal["chunked", "concat", "best_fit_crop"]
 PACKINGS = ("chunked", "concat", "best_fit_crop")
@@ -89,15 +89,18 @@ class TextStream:
             raise ConfigError(f"packing is one of {', '.join(PACKINGS)}, not {packing!r}")
         if policy not in ("error", "reject"):
             raise ConfigError(f"policy is 'error' or 'reject', not {policy!r}")
-        self.seq_len, self.batch_size = _least(seq_len, "seq_len"), _least(batch_size, "batch_size")
+        self.seq_len, self.batch_size = (
+            at_least(1, seq_len, "seq_len"),
+            at_least(1, batch_size, "batch_size"),
+        )
         self.text_field, self.packing, self.seed = text_field, packing, whole(seed, "seed")
         self.shuffle, self.pack_sequences = bool(shuffle), bool(pack_sequences)
         self.rank, self.world_size = rank_and_world(rank, world_size)
         self.tokenizer = opened(tokenizer)
         self._framing = _framing(self.tokenizer, bos, eos)
-        self._buffer = _least(buffer_size, "buffer_size")
-        self._refill = _least(tokenizer_batch_size, "tokenizer_batch_size")
-        self._steps = None if steps is None else _least(steps, "steps")
+        self._buffer = at_least(1, buffer_size, "buffer_size")
+        self._refill = at_least(1, tokenizer_batch_size, "tokenizer_batch_size")
+        self._steps = None if steps is None else at_least(1, steps, "steps")
         self._place, self._pin = place_of(device, pin_memory)
         self._dtype = np.uint16 if self.tokenizer.vocab_size <= 1 << 16 else np.uint32
         pads = (self.tokenizer.pad_id, self.tokenizer.eos_id, self._framing["bos"], 0)
@@ -107,7 +110,7 @@ class TextStream:
             pad=next(pad for pad in pads if pad is not None),
             buffer_size=self._buffer,
         )
-        self.corpus = open_corpus(paths, text_field, lanes=_least(lanes, "lanes"))
+        self.corpus = open_corpus(paths, text_field, lanes=at_least(1, lanes, "lanes"))
         self._reader = Reader(self.corpus, text_field, policy)
         self._share = Share(
             self._source,
@@ -115,7 +118,7 @@ class TextStream:
             lanes=lanes,
             rank=self.rank,
             world=self.world_size,
-            threads=_least(threads or threads_here(), "threads"),
+            threads=at_least(1, threads or threads_here(), "threads"),
         )
         self.step = 0  # batches delivered since the run began
         if packing == "chunked":
@@ -158,27 +161,25 @@ class TextStream:
     def _source(self) -> Source:
         crop = self.packing == "best_fit_crop"
         return Source(
-            name=named(self.corpus),
+            name=self.corpus.name,
             units=self.corpus.units,
             deal=Turns(len(self.corpus.units), self._share.lanes, self.seed, self.shuffle),
             parts=partial(self._reader.batches, count=self._refill)
             if crop
             else self._reader.chunks,
-            encode=framing_encoder(self.tokenizer, **self._framing),
+            encode=framing_encoder(
+                self.tokenizer, bos=self._framing["bos"], eos=self._framing["eos"]
+            ),
             seed=self.seed,
             shuffle=self.shuffle and self.packing == "concat",
-            make=self._packed if self.packing == "chunked" else None,
-        )
-
-    def _packed(self, block: Block) -> Rows:
-        key = key_of("stream", self.seed, "rows", *block.at, block.part) if self.shuffle else None
-        return pack_chunk(
-            block.ids,
-            block.offsets,
-            width=self._policy.width,
-            key=key,
-            dtype=self._dtype,
-            pad=self._policy.pad,
+            make=chunk_packer(
+                self.seed if self.shuffle else None,
+                self._policy.width,
+                self._dtype,
+                self._policy.pad,
+            )
+            if self.packing == "chunked"
+            else None,
         )
 
     # --- state
@@ -264,33 +265,15 @@ class TextStream:
 
     def __repr__(self) -> str:
         return (
-            f"<stream of {named(self.corpus)}: {len(self.corpus.units):,} units to "
+            f"<stream of {self.corpus.name}: {len(self.corpus.units):,} units to "
             f"{self._share.lanes} lanes, rank {self.rank} of {self.world_size}>"
         )
-
-
-def named(corpus: Corpus) -> str:
-    """A corpus as errors call it."""
-    files = corpus.files
-    return files[0].path if len(files) == 1 else f"the corpus of {len(files)} files"
-
-
-def opened(tokenizer: str | os.PathLike[str] | Tokenizer) -> Tokenizer:
-    """A tokenizer, opened where it is not yet."""
-    return open_tokenizer(tokenizer) if isinstance(tokenizer, str | os.PathLike) else tokenizer
 
 
 def threads_here() -> int:
     """The cores that this process may use, shared with the other ranks on this machine."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     return max(1, len(os.sched_getaffinity(0)) // max(int(ranks) if ranks.isdecimal() else 1, 1))
-
-
-def _least(value: Any, name: str) -> int:
-    found = whole(value, name)
-    if found < 1:
-        raise ConfigError(f"{name} is at least 1, not {found}")
-    return found
 
 
 def _framing(tokenizer: Tokenizer, bos: bool | None, eos: bool | None) -> dict[str, int | None]:
@@ -319,7 +302,7 @@ def _say_if_small(corpus: Corpus, lanes: int, width: int) -> None:
         _LOG.warning(
             "%s is small for %d lanes: its %d units hold about %.1f rows of %d tokens each, so "
             "padding may pass 5%%; state fewer lanes, a multiple of the number of ranks",
-            named(corpus),
+            corpus.name,
             lanes,
             len(corpus.units),
             rows,

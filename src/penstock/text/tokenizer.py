@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -224,6 +225,12 @@ class FileTokenizer:
                 ):
                     shown = text if len(text) <= 60 else text[:60] + "…"
                     raise ConfigError(f"gigatoken and tokenizers give different ids for {shown!r}")
+
+    def using(self, threads: int) -> FileTokenizer:
+        """This tokenizer, cutting what it encodes into so many parts; engines are shared."""
+        other = copy(self)
+        other._threads = threads  # noqa: SLF001 - of this class
+        return other
 
     def __reduce__(self) -> tuple[Callable[..., FileTokenizer], tuple[Any, ...]]:
         options = (self._threads, self._memory_limit, self._trust_pickle)
