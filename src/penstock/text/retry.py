@@ -101,7 +101,7 @@ def retried(path: str, doing: str, call: Callable[[], T], *, most: float = math.
                     "later; nothing read so far is lost."
                 ) from error
             # Ranks that were refused together do not come back together.
-            scatter = Random(f"{os.getpid()} {path} {doing} {failed}").uniform(0.75, 1.25)
+            scatter = Random(f"{os.getpid()} {path} {doing} {failed}").uniform(1.0, 1.25)
             seconds = wait_of(error, failed, settings.wait) * scatter
             _LOG.warning("%s: %s failed (%s); again in %.1f s", path, doing, _said(error), seconds)
         time.sleep(seconds)
