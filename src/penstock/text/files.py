@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol, cast
 
-from penstock.errors import ConfigError, DataError, MissingData, MissingExtra
+from penstock.errors import ConfigError, DataError, MissingData, PenstockError
+from penstock.text.remote import RemoteFile, filesystem
+from penstock.text.retry import is_absence, retried
 
 Kind = Literal["parquet", "jsonl", "json"]
 Compression = Literal["gzip", "zstd"]
@@ -167,25 +169,12 @@ def _walk(folder: str, seen: set[str]) -> Iterator[str]:
 # ------------------------------------------------------------------------------- through fsspec
 
 
-def _filesystem(url: str) -> tuple[Any, str]:
-    """The file system that a URL names, and the path on it."""
-    from fsspec.core import url_to_fs  # noqa: PLC0415 - only URLs need it
-
-    try:
-        system, path = url_to_fs(url)
-    except ImportError as error:
-        raise MissingExtra(f"{url} cannot be opened: {error} (pip install it)") from error
-    except ValueError as error:
-        raise ConfigError(f"{url} cannot be opened: {error}") from error
-    return system, path
-
-
 def _remote(url: str) -> Iterator[Place]:
-    system, path = _filesystem(url)
+    system, path = retried(url, "opening", lambda: filesystem(url))
     if "::" not in url and "file" in system.protocol:
         yield from _local(path)
         return
-    found = _matches(system, path)
+    found = retried(url, "listing", lambda: _matches(system, path))
     if not found:
         raise MissingData(f"{url} names no file: name a file, a directory or a glob")
     for name, info in sorted(found.items()):
@@ -199,8 +188,14 @@ def _remote(url: str) -> Iterator[Place]:
 
 def _matches(system: Any, path: str) -> dict[str, Mapping[str, Any]]:
     """The files at a path, below a directory or matching a glob, with what is known of each."""
-    if system.isfile(path):
-        return {path: system.info(path)}
+    try:
+        info = system.info(path)
+    except FileNotFoundError as error:
+        if not is_absence(error):
+            raise
+    else:
+        if info["type"] == "file":
+            return {path: info}
     if not glob.has_magic(path):
         below = system.find(path, detail=True)
         return {name: below[name] for name in _listed(below, path)}
@@ -235,8 +230,7 @@ def open_raw(file: InputFile) -> Iterator[BinaryIO]:
     """The bytes as they are stored; can be sought in."""
     with reading(file):
         if "://" in file.path or ("::" in file.path and not Path(file.path).exists()):
-            system, path = _filesystem(file.path)
-            opened = cast("BinaryIO", system.open(path, "rb"))
+            opened = cast("BinaryIO", RemoteFile(file.path, file.size))
         else:
             opened = cast("BinaryIO", Path(file.path).open("rb", buffering=0))  # noqa: SIM115
         with opened:
@@ -268,6 +262,8 @@ def reading(file: InputFile) -> Iterator[None]:
 
     try:
         yield
+    except PenstockError:
+        raise
     except FileNotFoundError as error:
         raise MissingData(f"{file.path} was there when files were listed, and is gone") from error
     except (pa.ArrowException, OSError) as error:
