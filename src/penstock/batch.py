@@ -191,3 +191,12 @@ def to_place(batch: Any, place: Place) -> Any:
         moved = [to_place(value, place) for value in batch]
         return type(batch)(*moved) if hasattr(batch, "_fields") else tuple(moved)
     return batch
+
+
+def cut_up(batch: Sample, count: int) -> list[Sample]:
+    """A batch of tensors as its `count` items.
+
+    >>> cut_up({"labels": torch.tensor([[1, 2], [3, 4]])}, 2)
+    [{'labels': tensor([1, 2])}, {'labels': tensor([3, 4])}]
+    """
+    return [{key: value[row] for key, value in batch.items()} for row in range(count)]

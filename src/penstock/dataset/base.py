@@ -110,12 +110,3 @@ class SampleDataset(Dataset[Sample]):
             bad = array[(array < 0) | (array >= length)][0]
             raise OutOfBounds(f"Index {bad} out of range [0, {length})")
         return array.astype(np.int64, copy=False)
-
-
-def cut_up(batch: Sample, count: int) -> list[Sample]:
-    """A batch of tensors as its `count` items.
-
-    >>> cut_up({"labels": torch.tensor([[1, 2], [3, 4]])}, 2)
-    [{'labels': tensor([1, 2])}, {'labels': tensor([3, 4])}]
-    """
-    return [{key: value[row] for key, value in batch.items()} for row in range(count)]

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.batch import Place, Sample, Windows
-from penstock.dataset.base import Gathered, Indices, SampleDataset, cut_up
+from penstock.batch import Place, Sample, Windows, cut_up
+from penstock.dataset.base import Gathered, Indices, SampleDataset
 from penstock.errors import ConfigError, DataError, OutOfBounds
 from penstock.pack import Documents
 from penstock.store import Store, StoreFactory, detect_format

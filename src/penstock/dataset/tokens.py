@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from penstock.batch import Sample, Windows
-from penstock.dataset.base import Indices, SampleDataset, cut_up
+from penstock.batch import Sample, Windows, cut_up
+from penstock.dataset.base import Indices, SampleDataset
 from penstock.errors import ConfigError, DataError
 from penstock.store import Store
 

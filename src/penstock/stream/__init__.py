@@ -12,10 +12,12 @@ from penstock.stream.nanochat import (
     tokenizing_distributed_data_loader_with_state,
     tokenizing_distributed_data_loader_with_state_bos_bestfit,
 )
+from penstock.stream.passes import PassStream
 from penstock.stream.state import merge_states
 from penstock.stream.text_stream import TextStream
 
 __all__ = [
+    "PassStream",
     "TextStream",
     "merge_states",
     "tokenizing_distributed_data_loader",

@@ -56,6 +56,11 @@ class Turns:
         """Where a lane begins."""
         return divmod(lane, self.units)
 
+    def in_epoch(self, lane: int, epoch: int) -> At:
+        """Where it begins an epoch, or a later one where that has no unit for it."""
+        start = epoch * self.units
+        return divmod(start + (lane - start) % self.lanes, self.units)
+
     def following(self, lane: int, at: At) -> At:
         """Where it goes on after that."""
         assert (at[0] * self.units + at[1]) % self.lanes == lane

@@ -63,6 +63,7 @@ class Drawn:
 
     used: int  # tokens that are not padding
     cuts: I64  # columns at which another document begins
+    begun: int = 0  # documents whose first token stands in the row; of `ConcatLane`
 
 
 class Lane(Protocol):
@@ -185,7 +186,7 @@ class ConcatLane:
         if self.pass_ is not None and self._at[0] > self.pass_:
             return None
         self._hold(len(out))
-        used, cuts = self._fill(out)
+        used, begins = self._fill(out)
         if not used:
             return None
         tally = self.tally
@@ -197,7 +198,7 @@ class ConcatLane:
         out[used:] = self._pad
         self._advance(used - repeated)
         self._turn += self._every
-        return Drawn(used, cuts)
+        return Drawn(used, begins[begins > 0], len(begins))
 
     def _hold(self, width: int) -> None:
         """Take blocks until a row can be filled, or the pass ends."""
@@ -223,20 +224,20 @@ class ConcatLane:
         return self.pass_ is not None and bool(self._held) and self._held[-1].at[0] > self.pass_
 
     def _fill(self, out: Out) -> tuple[int, I64]:
-        used, begin, cuts = 0, self._next, []
+        used, begin, begins = 0, self._next, [NO_CUTS]
         for block in self._held:
             if self.pass_ is not None and block.at[0] > self.pass_:
                 break
             count = min(len(block.ids) - begin, len(out) - used)
             out[used : used + count] = block.ids[begin : begin + count]
             lo, hi = np.searchsorted(block.offsets, [begin, begin + count])
-            cuts.append(block.offsets[lo:hi] - begin + used)
+            begins.append(block.offsets[lo:hi] - begin + used)
             used += count
             begin = 0
             if used == len(out):
                 break
-        found = np.unique(np.concatenate(cuts)) if cuts else NO_CUTS
-        return used, found[(found > 0) & (found < used)]
+        found: I64 = np.unique(np.concatenate(begins))
+        return used, found[found < used]
 
     def _advance(self, count: int) -> None:
         self._next += count

@@ -6,7 +6,7 @@ from g0 + rank on, and so owns the lanes with (lane − g0) mod W = rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError, StateMismatch
 from penstock.stream.ahead import Ahead
-from penstock.stream.deal import At
+from penstock.stream.deal import At, Turns
 from penstock.stream.feed import Source
 from penstock.stream.lanes import (
     ChunkLane,
@@ -90,6 +90,7 @@ class Share:
         check_world(lanes, world)
         self._open, self._policy, self._threads = source, policy, threads
         self.lanes, self.rank, self.world = lanes, rank, world
+        self.part = (0, 1)  # of this rank's lanes: which of how many workers' they are
         self.row = 0  # of the stream, at which the next batch begins
         self.tally = Tally()
         self._addresses: dict[int, list[Any]] | None = None
@@ -106,9 +107,10 @@ class Share:
         return self._source
 
     def own(self) -> list[int]:
-        """This rank's lanes, in the order of their turns."""
+        """This rank's lanes (or a worker's part of them), in the order of their turns."""
         first, each = self.row + self.rank, self.lanes // self.world
-        return [(first + k * self.world) % self.lanes for k in range(each)]
+        worker, workers = self.part
+        return [(first + k * self.world) % self.lanes for k in range(worker, each, workers)]
 
     def load(self, row: int, addresses: Mapping[int, Any]) -> None:
         """Go on at a row, each lane at its address."""
@@ -126,6 +128,22 @@ class Share:
         self.rest()
         self._addresses = {lane: list(addresses[lane]) for lane in sorted(self.own())}
         self.tally = Tally()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Have every lane begin an epoch; of streams whose units are dealt in turn."""
+        deal = self.source.deal
+        assert isinstance(deal, Turns)
+        self.rest()
+        self._addresses = {
+            lane: self._policy.begin(deal.in_epoch(lane, epoch)) for lane in sorted(self.own())
+        }
+
+    def divide(self, worker: int, workers: int) -> None:
+        """Keep one worker's part of the lanes, each from where it is."""
+        addresses = self.addresses()
+        self.rest()
+        self.part = worker, workers
+        self._addresses = {lane: addresses[lane] for lane in sorted(self.own())}
 
     def rest(self) -> None:
         """Let go of threads and of what waits; the next row is made from addresses."""
@@ -165,6 +183,31 @@ class Share:
         self.row += count * self.world
         return tokens, drawn
 
+    def one_pass(
+        self, epoch: int, dtype: npt.DTypeLike
+    ) -> Iterator[tuple[npt.NDArray[Any], Drawn]]:
+        """The rows of an epoch, lanes in turn, each until its documents of that epoch are read.
+
+        Of `ConcatLane`s alone. Turns of lanes that have ended are counted too, so that ranks keep
+        their lanes whatever the others do.
+        """
+        lanes = self.started()
+        live = set(lanes)
+        for lane in lanes.values():
+            assert isinstance(lane, ConcatLane)
+            lane.pass_ = epoch
+        while live:
+            turn = self._turn % self.lanes
+            self._turn += self.world
+            self.row += self.world
+            if turn in live:
+                out = np.empty(self._policy.width, dtype)
+                drawn = lanes[turn].row(out)
+                if drawn is None:
+                    live.remove(turn)
+                else:
+                    yield out, drawn
+
     def started(self) -> dict[int, Lane]:
         """The lanes, at work: anew in a forked child, which has none of its parent's threads."""
         if self._ahead is not None and not self._ahead.alive:
@@ -179,7 +222,7 @@ class Share:
                     source=self.source,
                     ahead=self._ahead,
                     tally=self.tally,
-                    turn=self._turn + k * self.world,
+                    turn=self._turn + (self.part[0] + k * self.part[1]) * self.world,
                     every=self.lanes,
                 )
                 self._lanes[lane] = self._policy.lane(seat, addresses[lane])

@@ -16,6 +16,7 @@ from penstock.errors import ConfigError, StateMismatch
 from penstock.order.identity import check_identity, short
 
 VERSION = 1
+LOCAL = ("rank", "world_size", "rank_docs_consumed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         raise ConfigError("merge_states takes the list of all ranks' states, and there is none")
     read = [read_stream_state(state) for state in states]
     rows = [each.row for each in read]
-    if len(set(rows)) > 1:
+    passes = [state["pass"] for state in states if "pass" in state]
+    if len(set(rows)) > 1 and len(passes) < len(states):
         raise StateMismatch(
             f"these states were saved after different batches: they are at rows "
             f"{', '.join(map(str, sorted(set(rows))[:8]))}. Join those of one checkpoint"
@@ -82,7 +84,9 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     f"two of these states know lane {lane}, at {short(lanes[lane])} and at "
                     f"{short(address)}: join the states of one run's ranks, each once"
                 )
-    merged = {k: v for k, v in states[0].items() if k not in ("rank", "world_size")}
+    merged = {k: v for k, v in states[0].items() if k not in LOCAL}
+    if passes:  # whose ranks may end a few rows apart; lanes know how far they are
+        merged |= {"row": max(rows), "pass": min(passes), "epoch": min(passes)}
     return merged | {"lanes": {str(lane): lanes[lane] for lane in sorted(lanes)}}
 
 

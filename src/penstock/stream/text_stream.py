@@ -16,9 +16,10 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from penstock.batch import Place, Sample, Windows, place_of, to_place
+from penstock.batch import IGNORED, Place, Sample, Windows, place_of, to_place
 from penstock.checks import at_least, whole
 from penstock.errors import ConfigError
 from penstock.order import ORDER_VERSION
@@ -52,8 +53,8 @@ class TextStream:
     Units of the corpus (row groups, or slices) are permuted in each epoch and dealt to `lanes`,
     whose rows the stream takes in turn. With packing="chunked" each unit is packed by itself by
     best-fit decreasing; "concat" cuts each lane's run of tokens into rows, "best_fit_crop" fills
-    them as nanochat does. Labels never cross documents; with `pack_sequences` batches hold doc_ids,
-    position_ids, cu_seqlens and max_seqlen too.
+    them as nanochat does. Labels never cross documents, unless `isolate` is False; with
+    `pack_sequences` batches hold doc_ids, position_ids, cu_seqlens and max_seqlen too.
 
     A batch depends on the data, these settings and its number, not on ranks, `threads` or what was
     read ahead. `policy` says what becomes of documents that cannot be read: "error", or "reject".
@@ -73,6 +74,7 @@ class TextStream:
         seed: int = 0,
         shuffle: bool = True,
         pack_sequences: bool = True,
+        isolate: bool = True,
         bos: bool | None = None,
         eos: bool | None = None,
         buffer_size: int = 1000,
@@ -95,6 +97,7 @@ class TextStream:
         )
         self.text_field, self.packing, self.seed = text_field, packing, whole(seed, "seed")
         self.shuffle, self.pack_sequences = bool(shuffle), bool(pack_sequences)
+        self._isolate = bool(isolate) or self.pack_sequences
         self.rank, self.world_size = rank_and_world(rank, world_size)
         self.tokenizer = opened(tokenizer)
         self._framing = _framing(self.tokenizer, bos, eos)
@@ -112,7 +115,7 @@ class TextStream:
         )
         self.corpus = open_corpus(paths, text_field, lanes=at_least(1, lanes, "lanes"))
         self._reader = Reader(self.corpus, text_field, policy)
-        self._share = Share(
+        self.share = Share(
             self._source,
             self._policy,
             lanes=lanes,
@@ -135,23 +138,29 @@ class TextStream:
     def next_batch(self) -> Sample:
         """The next batch; from here on it counts as delivered."""
         asked = time.perf_counter()
-        tokens, drawn = self._share.draw(self.batch_size, self._dtype)
-        batch = self._batch(tokens, drawn)
+        batch = self.batch_of(*self.share.draw(self.batch_size, self._dtype))
         self.step += 1
         self._batches += 1
         self._waited += time.perf_counter() - asked
         return batch
 
-    def _batch(self, tokens: Any, drawn: list[Drawn]) -> Sample:
-        width = self._policy.width
-        cuts = [each.cuts + row * width for row, each in enumerate(drawn)]
-        windows = Windows(
-            tokens,
-            cuts=np.concatenate(cuts),
-            used=np.array([each.used for each in drawn]),
-        )
-        self._share.tally.trained += sum(each.used - 1 - len(each.cuts) for each in drawn)
-        batch = windows.batch(0, len(drawn), self._place)
+    def one_pass(self, epoch: int) -> Iterator[tuple[npt.NDArray[Any], Drawn]]:
+        """The rows of one epoch of this rank's documents; of packing="concat"."""
+        return self.share.one_pass(epoch, self._dtype)
+
+    def batch_of(self, tokens: npt.NDArray[Any], drawn: Sequence[Drawn]) -> Sample:
+        """Rows as a batch."""
+        used = np.array([each.used for each in drawn])
+        self.share.tally.trained += int(used.sum()) - len(drawn)
+        if self._isolate:
+            width = self._policy.width
+            cuts = np.concatenate([each.cuts + row * width for row, each in enumerate(drawn)])
+            self.share.tally.trained -= len(cuts)
+            batch = Windows(tokens, cuts=cuts, used=used).batch(0, len(drawn), self._place)
+        else:
+            batch = Windows(tokens).batch(0, len(drawn), self._place)
+            for row in np.flatnonzero(used <= self.seq_len).tolist():
+                batch["labels"][row, used[row] - 1 :] = IGNORED
         if not self.pack_sequences:
             batch = {name: batch[name] for name in ("input_ids", "labels")}
         if self._pin:
@@ -163,7 +172,7 @@ class TextStream:
         return Source(
             name=self.corpus.name,
             units=self.corpus.units,
-            deal=Turns(len(self.corpus.units), self._share.lanes, self.seed, self.shuffle),
+            deal=Turns(len(self.corpus.units), self.share.lanes, self.seed, self.shuffle),
             parts=partial(self._reader.batches, count=self._refill)
             if crop
             else self._reader.chunks,
@@ -186,10 +195,10 @@ class TextStream:
 
     def state_dict(self) -> dict[str, Any]:
         """The addresses of this rank's lanes after the batch last delivered: small, and JSON."""
-        lanes = self._share.addresses()
+        lanes = self.share.addresses()
         return {
             "version": VERSION,
-            "row": self._share.row,
+            "row": self.share.row,
             "step": self.step,
             "rank": self.rank,
             "world_size": self.world_size,
@@ -205,9 +214,13 @@ class TextStream:
         """
         saved = read_stream_state(state)
         check_identity(saved.identity, self.identity())
-        self._share.load(saved.row, saved.lanes)
+        self.share.load(saved.row, saved.lanes)
         self.step = saved.step
         self._reset_stats()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Have every lane begin an epoch, wherever it was."""
+        self.share.begin_epoch(epoch)
 
     def identity(self) -> dict[str, Any]:
         """What decides the content of each row."""
@@ -218,7 +231,7 @@ class TextStream:
             "framing": self._framing,
             "seq_len": self.seq_len,
             "packing": self.packing,
-            "lanes": self._share.lanes,
+            "lanes": self.share.lanes,
             "seed": self.seed,
             "shuffle": self.shuffle,
             "order": ORDER_VERSION,
@@ -245,7 +258,7 @@ class TextStream:
             "seconds": seconds,
             "tokens_per_second": tokens / seconds if seconds else 0.0,
             "waited_seconds": self._waited,
-            "ledger": self._share.tally.to_dict(),
+            "ledger": self.share.tally.to_dict(),
             "rejected": dict(self._reader.rejected),
         }
 
@@ -255,7 +268,7 @@ class TextStream:
 
     def close(self) -> None:
         """Let the threads go; the next batch starts them again."""
-        self._share.rest()
+        self.share.rest()
 
     def __enter__(self) -> TextStream:
         return self
@@ -266,7 +279,7 @@ class TextStream:
     def __repr__(self) -> str:
         return (
             f"<stream of {self.corpus.name}: {len(self.corpus.units):,} units to "
-            f"{self._share.lanes} lanes, rank {self.rank} of {self.world_size}>"
+            f"{self.share.lanes} lanes, rank {self.rank} of {self.world_size}>"
         )
 
 
