@@ -10,11 +10,10 @@ for a lock that dies with the writer. It is mapped, so that all ranks of a machi
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import reduce
 from hashlib import blake2b
@@ -25,13 +24,13 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from penstock.cache import cache_folder, locked, sync_directory, write_synced
 from penstock.dataset.tokens import MASK, TOKENS
 from penstock.errors import DataError, MissingData
 from penstock.pack import Ledger, Packing, Rows, pack_blocks, sums
 from penstock.pack.rows import BLOCK
 from penstock.store import Store
 from penstock.store.mapping import map_file
-from penstock.store.paths import sync_directory, write_synced
 from penstock.store.segments import bounds_of
 from penstock.store.workspace import Workspace
 
@@ -112,8 +111,7 @@ def _folders(store: Store, cache_dir: str | Path | None) -> list[Path]:
     """Where a plan may stand: beside the store, or in the cache directory."""
     if cache_dir is not None:
         return [Path(cache_dir)]
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    cache = Path(os.environ.get("PENSTOCK_CACHE_DIR") or Path(home) / "penstock") / "packing"
+    cache = cache_folder("packing")
     if store.path is None:
         return [cache]
     path = store.path.resolve()
@@ -130,14 +128,11 @@ def _writable(folder: Path) -> bool:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """One process at a time; the kernel lets go of the lock when its holder dies."""
-    with _saying(lock.parent):
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    """One process at a time."""
+    with ExitStack() as held:
+        with _saying(lock.parent):
+            held.enter_context(locked(lock, wait=True))
         yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -18,17 +18,17 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from penstock.cache import sync_directory, write_whole
 from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.prepare.config import PipelineConfig
 from penstock.prepare.finish import join, move, shards_in
-from penstock.prepare.plan import Folder, check_same, definition_of, replace_file, works_of
+from penstock.prepare.plan import Folder, check_same, definition_of, works_of
 from penstock.prepare.pool import Note, Pool, said
 from penstock.prepare.run import Run, total_of
 from penstock.prepare.tally import Tally
 from penstock.prepare.worker import Task, check_unchanged
 from penstock.store import commit, discard
 from penstock.store.manifest import MANIFEST
-from penstock.store.paths import sync_directory
 from penstock.store.workspace import mark_unfinished, tidy
 from penstock.text.definition import content_hash
 from penstock.text.documents import Policy, read_records, units_of
@@ -183,7 +183,7 @@ class Pipeline:
         """The tally of this very run, if it is complete; what is in the way is removed or said."""
         removing = folder.root / "removing"
         if self.overwrite or removing.exists():  # the second: somebody began to, and was killed
-            replace_file(removing, b"")
+            write_whole(removing, b"")
             folder.forget(everything=True)
             discard(self.out)
             (self.out / REJECTS).unlink(missing_ok=True)
@@ -298,7 +298,7 @@ class Pipeline:
                 f"{self.out} holds {there} shards, {made} of which this run made: move the others "
                 "away, or start anew with --overwrite"
             )
-        replace_file(folder.root / "tally.json", json.dumps(tally.to_dict()).encode())
+        write_whole(folder.root / "tally.json", json.dumps(tally.to_dict()).encode())
         metadata = facts | {"recipe": self.config.to_dict()}
         commit(self.out, metadata=metadata, ledger=tally.to_dict())
         folder.forget(everything=False)

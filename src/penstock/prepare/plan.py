@@ -12,19 +12,17 @@ and the plan, on nothing else, so it does not matter who makes them, when, or ho
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from penstock.cache import locked, write_whole
 from penstock.errors import ConfigError, DataError
-from penstock.store.paths import sync_directory, write_synced
 from penstock.text.documents import Unit, units_of
 from penstock.text.files import InputFile
 
@@ -88,18 +86,15 @@ class Folder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """For one run at a time; the kernel lets go of the lock when its holder dies."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with ExitStack() as held:
+            try:
+                held.enter_context(locked(self.root / "lock", wait=False))
+            except BlockingIOError:
+                raise ConfigError(
+                    f"another `penstock prepare` is writing to {self.out}: wait for it, or write "
+                    "somewhere else"
+                ) from None
             yield
-        except BlockingIOError:
-            raise ConfigError(
-                f"another `penstock prepare` is writing to {self.out}: wait for it, or write "
-                "somewhere else"
-            ) from None
-        finally:
-            os.close(descriptor)
 
     def definition(self) -> dict[str, Any] | None:
         """The plan of the run that was begun here, if there is one."""
@@ -119,8 +114,8 @@ class Folder:
         for folder in (self.parts, self.done):
             folder.mkdir(parents=True, exist_ok=True)
         if self.definition() is None:
-            replace_file(self.root / "plan.json", json.dumps(definition, indent=1).encode())
-            replace_file(self.root / "began", datetime.now(UTC).isoformat().encode())
+            write_whole(self.root / "plan.json", json.dumps(definition, indent=1).encode())
+            write_whole(self.root / "began", datetime.now(UTC).isoformat().encode())
         named = {mark["part"] for mark in self.marks().values()}
         for part in sorted(self.parts.iterdir()):
             if part.name not in named:
@@ -139,7 +134,7 @@ class Folder:
 
     def mark(self, number: int, mark: dict[str, Any]) -> None:
         """Note that a work is complete: from now on it is not done again."""
-        replace_file(self.done / f"{number:06d}.json", json.dumps(mark).encode())
+        write_whole(self.done / f"{number:06d}.json", json.dumps(mark).encode())
 
     def forget(self, *, everything: bool) -> None:
         """Remove parts and marks; with `everything`, the plan too."""
@@ -147,14 +142,6 @@ class Folder:
             shutil.rmtree(folder, ignore_errors=True)
         if everything:
             (self.root / "plan.json").unlink(missing_ok=True)
-
-
-def replace_file(path: Path, raw: bytes) -> None:
-    """Write a file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    write_synced(temporary, raw)
-    temporary.replace(path)
-    sync_directory(path.parent)
 
 
 def check_same(begun: dict[str, Any], wanted: dict[str, Any], out: Path) -> None:

@@ -1,4 +1,4 @@
-r"""Names on disk: which may be followed, in which order they are read, how they are replaced.
+r"""Names on disk: which may be followed, and in which order they are read.
 
 Nothing that a manifest or a meta.json says may lead out of its own directory, whatever it says:
 
@@ -14,7 +14,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,21 +96,3 @@ def parse_json(raw: bytes, path: Path) -> dict[str, Any]:
             "write the store again."
         )
     return value
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory survive a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network file systems cannot, and say so
-            os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_synced(path: Path, raw: bytes) -> None:
-    """Write a file and wait until the disk has it."""
-    with path.open("wb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())

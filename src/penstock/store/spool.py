@@ -16,9 +16,9 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 import xxhash
 
+from penstock.cache import sync_directory, write_synced
 from penstock.store.binary import OFFSETS
 from penstock.store.manifest import FORMAT, FORMAT_VERSION, META, Shard, offsets_layout
-from penstock.store.paths import sync_directory, write_synced
 from penstock.store.schema import Schema
 from penstock.store.segments import I64, Array
 

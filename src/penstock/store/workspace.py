@@ -8,15 +8,15 @@ refuse the store: a kill at any moment leaves what is not taken for a whole stor
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from penstock.cache import locked, sync_directory, write_synced
 from penstock.errors import ConfigError, DataError
 from penstock.store.binary import OFFSETS
 from penstock.store.manifest import (
@@ -32,7 +32,7 @@ from penstock.store.manifest import (
     read_shards,
     tabulate,
 )
-from penstock.store.paths import HDF5, natural, read_json, scan, sync_directory, write_synced
+from penstock.store.paths import HDF5, natural, read_json, scan
 from penstock.store.schema import parse_dtype
 from penstock.store.spool import SOURCE_SUFFIX, file_digest
 
@@ -47,40 +47,26 @@ class Workspace:
     def __init__(self, out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         sweep(out)
-        while True:
-            self.path = out / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
-            self._lock_path = self.path.with_name(self.path.name + ".lock")
-            self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o644)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-            # Another writer's sweep may have removed the file before it was locked.
-            with suppress(FileNotFoundError):
-                if self._lock_path.stat().st_ino == os.fstat(self._lock).st_ino:
-                    break
-            os.close(self._lock)
+        self.path = out / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+        self._lock_path = self.path.with_name(self.path.name + ".lock")
+        self._lock = ExitStack()
+        self._lock.enter_context(locked(self._lock_path, wait=True))
         self.path.mkdir()
 
     def close(self) -> None:
         """Remove the folder; closing twice is fine."""
-        if self._lock < 0:
-            return
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock_path.unlink(missing_ok=True)
-        os.close(self._lock)
-        self._lock = -1
+        self._lock.close()
 
 
 def sweep(out: Path) -> None:
     """Remove what dead writers left in temporary folders."""
     for lock_path in sorted(out.glob(f"{_PREFIX}*.lock")):
         # Another user's lock cannot be opened: it is left to that user's next writer.
-        with suppress(FileNotFoundError, BlockingIOError, PermissionError):
-            lock = os.open(lock_path, os.O_RDWR)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(lock_path.with_suffix(""), ignore_errors=True)
-                lock_path.unlink()
-            finally:
-                os.close(lock)
+        with suppress(BlockingIOError, PermissionError), locked(lock_path, wait=False):
+            shutil.rmtree(lock_path.with_suffix(""), ignore_errors=True)
+            lock_path.unlink(missing_ok=True)
 
 
 def check_unfinished(out: Path, *, alone: bool) -> None:
