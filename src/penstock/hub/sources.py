@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +104,15 @@ def _named(dataset: str, config: str | None) -> str:
 def _builder(name: str, config: str | None, revision: str | None) -> Any:
     """What `datasets` makes of a name; its complaints become ours."""
     datasets, title = library(), _named(name, config)
-    local = Path(name).is_dir()
-    if local and revision is not None:
+    if name.isidentifier() and find_spec(f"datasets.packaged_modules.{name}"):
+        raise ConfigError(
+            f"{name} is a format to `datasets`, not a dataset: name a directory (as ./{name}) or a "
+            "dataset of the Hub"
+        )
+    if Path(name).is_dir() and revision is not None:
         raise ConfigError(f"{name} is a directory here, which has no revision {revision!r}")
     try:
-        builder = datasets.load_dataset_builder(name, config, revision=revision)
+        return datasets.load_dataset_builder(name, config, revision=revision)
     except FileNotFoundError as error:
         raise MissingData(
             f"{title} can be read neither as a directory here nor from the Hub: {said(error)}"
@@ -118,12 +123,6 @@ def _builder(name: str, config: str | None, revision: str | None) -> Any:
         ) from error
     except (ValueError, RuntimeError) as error:  # a config that it has not, a script
         raise ConfigError(f"{title} cannot be loaded: {said(error)}") from error
-    if name == type(builder).__module__.rpartition(".")[2]:
-        raise ConfigError(
-            f"{name} is a format to `datasets`, not a dataset: name a directory (as ./{name}) or a "
-            "dataset of the Hub"
-        )
-    return builder
 
 
 def _files(builder: Any, name: str, config: str | None, split: str) -> HubFiles:
