@@ -101,7 +101,7 @@ def test_parts_and_sums_of_splits_are_what_datasets_makes_of_them(
 
 
 def test_what_only_datasets_can_read_comes_by_way_of_it(tmp_path: Path) -> None:
-    texts = [text for text in documents(60) if text.strip()]
+    texts = documents(60)
     dataset = load(write(tmp_path / "d", "csv", "train", texts))
     assert not dataset.files.plain
     assert np.array_equal(rows_of(dataset), windows(texts, T))
@@ -352,6 +352,8 @@ def test_what_does_not_exist_is_answered_with_what_does(tmp_path: Path) -> None:
     for split in ("train", "train[:20]"):
         with pytest.raises(ConfigError, match=r"no column 'body' .*; its columns: id, text$"):
             load(folder, split, text_field="body")
+        with pytest.raises(ConfigError, match=r"'id' of .* is int, not text; its columns: id,"):
+            load(folder, split, text_field="id")
     with pytest.raises(MissingData, match="neither as a directory here nor from the Hub"):
         load(tmp_path / "nowhere")
     with pytest.raises(MissingData, match="org/nothing is no directory here, and the Hub cannot"):

@@ -17,7 +17,7 @@ import multiprocessing
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -163,20 +163,25 @@ def _check_files(files: HubFiles, text_field: str) -> None:
     for unit in units_of(inputs):
         for batch in read_records(inputs[unit.file], unit, policy="reject"):
             if batch.records:
-                _check_among(files, text_field, list(batch.records[0]), batch.records)
+                columns = list(dict.fromkeys(key for each in batch.records for key in each))
+                found = [each.get(text_field) for each in batch.records]
+                _check_field(files, text_field, columns, found)
             if batch.records or batch.rejects:
                 return  # where all are damaged, the run itself says of what
     raise DataError(f"{files.title} holds no documents")
 
 
-def _check_among(
-    files: HubFiles, text_field: str, columns: list[str], records: list[dict[str, Any]]
+def _check_field(
+    files: HubFiles, text_field: str, columns: Sequence[str], found: Sequence[Any]
 ) -> None:
-    if not any(text_field in record for record in records):
-        raise ConfigError(
-            f"{files.title} has no column {text_field!r} to take text from; its columns: "
-            f"{', '.join(map(str, columns))}"
-        )
+    """Refuse a field that there is not, or that holds no text, by its first values."""
+    choices = f"its columns: {', '.join(columns)}"
+    if text_field not in columns:
+        raise ConfigError(f"{files.title} has no column {text_field!r} to read; {choices}")
+    others = {type(value).__name__ for value in found if value is not None}
+    if others and not others & {"str", "bytes"}:
+        kinds = " or ".join(sorted(others))
+        raise ConfigError(f"{text_field!r} of {files.title} is {kinds}, not text; {choices}")
 
 
 def _write_documents(files: HubFiles, text_field: str, documents: Path) -> None:
@@ -187,22 +192,26 @@ def _write_documents(files: HubFiles, text_field: str, documents: Path) -> None:
     rows = _loaded(files)
     if not len(rows):
         raise DataError(f"{files.title} holds no documents")
-    _check_among(files, text_field, rows.column_names, [dict.fromkeys(rows.column_names)])
+    _check_field(files, text_field, rows.column_names, rows[:ROWS].get(text_field, []))
     texts = rows.select_columns([text_field]).with_format("arrow")
     schema = pa.schema([(text_field, texts.features.arrow_schema.field(text_field).type)])
     unfinished = documents.with_name(f"{documents.name}.part")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     with pq.ParquetWriter(unfinished / "documents.parquet", schema) as writer:
-        for batch in _batches(texts):
-            writer.write_table(batch.cast(schema))
+        for batch in texts.iter(batch_size=ROWS):
+            writer.write_table(_without_nulls(batch).cast(schema))
     unfinished.rename(documents)
     sync_directory(documents.parent)
 
 
-def _batches(texts: Any) -> Iterator[Any]:
-    batches: Iterator[Any] = texts.iter(batch_size=ROWS)
-    return batches
+def _without_nulls(batch: Any) -> Any:
+    """A table of one column of text; an empty cell of a CSV file is null to `datasets`."""
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    if not batch.column(0).null_count:
+        return batch
+    return batch.set_column(0, batch.field(0), pc.fill_null(batch.column(0), ""))
 
 
 def _loaded(files: HubFiles) -> Any:
