@@ -138,6 +138,30 @@ def test_another_config_of_a_dataset_is_another_dataset(tmp_path: Path) -> None:
         load(folder)
 
 
+def test_settings_of_a_card_are_heeded_and_another_setting_is_another_store(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    (folder / "a.csv").write_text("text;y,text\n" + "a;b,c\n" * 99)
+    paths = set()
+    for separator, text in ((";", "a"), (",", "c")):
+        card = f"configs:\n- config_name: x\n  data_files: a.csv\n  sep: '{separator}'\n"
+        (folder / "README.md").write_text(f"---\n{card}---\n")
+        dataset = load(folder)
+        assert np.array_equal(rows_of(dataset), windows([text] * 99, T))
+        paths.add(dataset.store.path)
+    assert len(paths) == 2
+
+
+def test_a_directory_is_the_same_whatever_it_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "d", "parquet", "train", documents(60))
+    monkeypatch.chdir(tmp_path)
+    assert load(folder).store.path == load("d").store.path == load("./d").store.path
+
+
 # --------------------------------------------------------------------------------- the one store
 
 
@@ -188,10 +212,11 @@ def test_a_cache_directory_can_be_named_and_moved_without_being_written_to(tmp_p
 
 RUN = """
 import logging, sys
+WORKERS = 0
 from penstock import HuggingFaceDataset
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
-    dataset = HuggingFaceDataset(sys.argv[1], "train", "text", 32, sys.argv[2], workers=1)
+    dataset = HuggingFaceDataset(sys.argv[1], "train", "text", 32, sys.argv[2], workers=WORKERS)
     print(dataset.take(range(len(dataset)))["labels"].sum().item(), dataset.store.path)
 """
 
@@ -284,7 +309,9 @@ def test_documents_that_are_gone_are_written_again_from_the_start(
 def test_a_script_without_a_main_guard_is_told_so_and_does_not_hang(tmp_path: Path) -> None:
     folder = write(tmp_path / "d", "parquet", "train", documents(60))
     script = tmp_path / "run.py"
-    script.write_text(RUN.replace('if __name__ == "__main__":', "if True:"))
+    script.write_text(
+        RUN.replace("WORKERS = 0", "WORKERS = 1").replace('if __name__ == "__main__":', "if True:")
+    )
     child = start(script, folder, gpt2_like())
     _, err = child.communicate()
     assert child.returncode == 1

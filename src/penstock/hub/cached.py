@@ -74,8 +74,8 @@ def store_of(
         files,
         {
             "version": HUB_VERSION,
-            "dataset": [files.dataset, files.config, files.split, files.revision],
-            "files": [files.paths, files.stamps],
+            "commit": files.revision and [files.dataset, files.config, files.revision],
+            "files": [files.split, files.paths, files.stamps, files.reading],
             "recipe": recipe.to_dict(),
             "tokenizer": kind,
             "policy": policy,

@@ -26,7 +26,8 @@ from penstock.text.files import kind_of
 
 READERS = ("parquet", "json")  # what `datasets` calls the kinds that penstock.text reads
 # Settings of a dataset's card under which `datasets` gives other documents than its files hold.
-DECIDING = ("filters", "field", "encoding", "encoding_errors", "on_bad_files", "on_mixed_types")
+DECIDING = {"filters", "field", "encoding", "encoding_errors", "on_bad_files", "on_mixed_types"}
+ABOUT = {"name", "version", "description", "data_dir", "data_files"}  # say nothing of how to read
 COMMIT = re.compile("[0-9a-f]{40}")
 
 
@@ -41,13 +42,14 @@ class HubFiles:
     paths: tuple[str, ...]
     stamps: tuple[str, ...]  # another one when a file's content is; commits pin the Hub's
     plain: bool
+    reading: str  # what `datasets` reads them as, and its settings where they are not plain
 
     @property
     def title(self) -> str:
         """The dataset as errors name it.
 
-        >>> files = {"split": "train", "revision": None, "paths": (), "stamps": (), "plain": True}
-        >>> HubFiles(dataset="allenai/c4", config="en", **files).title
+        >>> files = {"revision": None, "paths": (), "stamps": (), "plain": True, "reading": "json"}
+        >>> HubFiles(dataset="allenai/c4", config="en", split="train", **files).title
         "split 'train' of allenai/c4 (en)"
         """
         return f"split {self.split!r} of {_named(self.dataset, self.config)}"
@@ -140,6 +142,14 @@ def _files(builder: Any, name: str, config: str | None, split: str) -> HubFiles:
             )
     paths = tuple(file for each in chosen for file in known[each])
     reader = type(builder).__module__.rpartition(".")[2]
+    settings = _settings(builder.config)
+    plain = (
+        split in known
+        and reader in READERS
+        and not settings.keys() & DECIDING
+        and bool(paths)
+        and all(map(_readable, paths))
+    )
     return HubFiles(
         dataset=name,
         config=config,
@@ -147,11 +157,8 @@ def _files(builder: Any, name: str, config: str | None, split: str) -> HubFiles:
         revision=revision,
         paths=paths,
         stamps=tuple(_stamp(path) for path in paths),
-        plain=split in known
-        and reader in READERS
-        and _as_the_files_are(builder.config)
-        and bool(paths)
-        and all(map(_readable, paths)),
+        plain=plain,
+        reading=reader if plain else f"{reader} {sorted(settings.items())}",
     )
 
 
@@ -164,13 +171,13 @@ def _splits_in(split: str) -> list[str]:
     return [each.partition("[")[0].strip() for each in split.split("+")]
 
 
-def _as_the_files_are(config: Any) -> bool:
-    """Whether a builder reads its files with no settings that change their documents."""
-    return all(
-        getattr(config, each.name) == each.default
-        for each in fields(config)
-        if each.name in DECIDING
-    )
+def _settings(config: Any) -> dict[str, str]:
+    """How a builder reads its files, where that is not its kind's usual way."""
+    values = {each.name: repr(getattr(config, each.name)) for each in fields(config)}
+    usual = {each.name: repr(each.default) for each in fields(config)}
+    return {
+        name: value for name, value in values.items() if value != usual[name] and name not in ABOUT
+    }
 
 
 def _readable(path: str) -> bool:
