@@ -444,7 +444,7 @@ def test_a_cache_that_cannot_be_written_to_says_what_to_set(
     folder = write(tmp_path / "d", "parquet", "train", documents(60))
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match="set PENSTOCK_CACHE_DIR to a folder"):
+    with pytest.raises(ConfigError, match="set PENSTOCK_CACHE_DIR to a folder that can"):
         load(folder)
 
 

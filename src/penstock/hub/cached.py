@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cache import cache_folder, locked, sync_directory
-from penstock.errors import ConfigError, DataError, PenstockError
+from penstock.errors import ConfigError, DataError
 from penstock.hub.sources import HubFiles, library, said
 from penstock.prepare.config import PipelineConfig
 from penstock.prepare.pipeline import Pipeline, Progress, tokenizer_facts
@@ -87,29 +87,35 @@ def store_of(
     if (store / MANIFEST).exists() and not left:
         return store
     _check_not_imported_by_a_worker()
-    try:
-        with locked(folder / f".{name}.lock", wait=True):
-            if not (store / MANIFEST).exists():  # else another process was first
-                inputs = _inputs(files, text_field, store, documents)
-                pipeline = Pipeline(
-                    recipe,
-                    inputs,
-                    store,
-                    tokenizer_path,
-                    workers=workers,
-                    backend=backend,
-                    policy=policy,
-                )
-                pipeline.run(_told(files, store))
-            shutil.rmtree(documents, ignore_errors=True)
-    except OSError as error:
-        if isinstance(error, PenstockError):
-            raise
-        raise ConfigError(
-            f"the tokens of {files.title} cannot be kept in {folder} ({error.strerror or error}): "
-            "set PENSTOCK_CACHE_DIR to a folder that can be written"
-        ) from error
+    _check_writable(folder)
+    with locked(folder / f".{name}.lock", wait=True):
+        if not (store / MANIFEST).exists():  # else another process was first
+            inputs = _inputs(files, text_field, store, documents)
+            pipeline = Pipeline(
+                recipe,
+                inputs,
+                store,
+                tokenizer_path,
+                workers=workers,
+                backend=backend,
+                policy=policy,
+            )
+            pipeline.run(_told(files, store))
+        shutil.rmtree(documents, ignore_errors=True)
     return store
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise ConfigError(
+            f"{folder}, where tokens of datasets are kept, cannot be written to: set "
+            "PENSTOCK_CACHE_DIR to a folder that can"
+        )
 
 
 def _name(files: HubFiles, definition: dict[str, Any]) -> str:
@@ -198,9 +204,13 @@ def _write_documents(files: HubFiles, text_field: str, documents: Path) -> None:
     unfinished = documents.with_name(f"{documents.name}.part")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    with pq.ParquetWriter(unfinished / "documents.parquet", schema) as writer:
-        for batch in texts.iter(batch_size=ROWS):
-            writer.write_table(_without_nulls(batch).cast(schema))
+    try:
+        with pq.ParquetWriter(unfinished / "documents.parquet", schema) as writer:
+            for batch in texts.iter(batch_size=ROWS):
+                writer.write_table(_without_nulls(batch).cast(schema))
+    except OSError as error:  # a full disk
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise DataError(f"{files.title} cannot be copied to {unfinished}: {said(error)}") from error
     unfinished.rename(documents)
     sync_directory(documents.parent)
 
