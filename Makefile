@@ -33,7 +33,7 @@ $(READY): pyproject.toml constraints.txt
 	echo "Setting up .venv (once)"
 	$(PYTHON) -m venv .venv
 	$(PIP) install -c constraints.txt torch hatchling editables
-	$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev,fast]'
+	$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev,fast,hub]'
 	touch $@
 
 $(READY_BENCH): pyproject.toml benchmarks/requirements.txt

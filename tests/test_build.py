@@ -215,14 +215,6 @@ def test_a_toml_file_does_as_a_config_does(tmp_path: Path) -> None:
     assert rows == [batch["labels"].tolist() for batch in build(DataConfig(str(path)))]
 
 
-@pytest.mark.parametrize("config", [{"hf_streaming": False}, {"hf_streaming": True}])
-def test_datasets_of_the_hub_are_refused_in_words_for_now(config: dict[str, bool]) -> None:
-    with pytest.raises(ConfigError, match="Hub are not read by this release"):
-        build(DataConfig(hf_dataset_name="allenai/c4", **config))
-    with pytest.raises(ConfigError, match="Hub are not mixed by this release"):
-        build(DataConfig(datasets=[DatasetSource(hf_name="allenai/c4")]))
-
-
 def test_what_is_missing_or_cannot_be_trained_on_is_said(tmp_path: Path) -> None:
     with pytest.raises(MissingData, match="nowhere"):
         build(DataConfig(str(tmp_path / "nowhere")))

@@ -19,7 +19,8 @@ HEAVY = ["torch", "numpy", "pyarrow", "h5py", "rich"]
 # The public interface. A name leaves this list only with a major version.
 PUBLIC = """
     BaseDataset ConfigError DPODataset DataConfig DataError DatasetFactory DatasetSource
-    DistributedSampler GRPODataset H5Store MemoryMappedDataset MissingData MissingExtra
+    DistributedSampler GRPODataset H5Store HuggingFaceDataset MemoryMappedDataset MissingData
+    MissingExtra
     MixtureDataset MixtureOrder MixtureSampler MmapStore ORDER_VERSION OutOfBounds PackedDataset
     PenstockError Permutation Pipeline PipelineConfig Plan ResumableDistributedSampler
     SEQDataset SFTDataset ShardWriter Stage StateMismatch StatefulDataLoader Store StoreFactory

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         PenstockError,
         StateMismatch,
     )
+    from penstock.hub import HuggingFaceDataset
     from penstock.loader import StatefulDataLoader
     from penstock.order import ORDER_VERSION, MixtureOrder, Permutation, Plan, Stage
     from penstock.pack import pack_rows
@@ -82,6 +83,7 @@ __all__ = [
     "DistributedSampler",
     "GRPODataset",
     "H5Store",
+    "HuggingFaceDataset",
     "MemoryMappedDataset",
     "MissingData",
     "MissingExtra",
@@ -134,6 +136,7 @@ _ROOMS = {
     " grpo_collate_fn",
     "errors": "ConfigError DataError MissingData MissingExtra OutOfBounds PenstockError"
     " StateMismatch",
+    "hub": "HuggingFaceDataset",
     "loader": "StatefulDataLoader",
     "order": "MixtureOrder ORDER_VERSION Permutation Plan Stage",
     "pack": "pack_rows",

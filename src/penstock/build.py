@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.config import DataConfig, Resolved, data_path, load_config, resolve
+from penstock.config import DataConfig, DatasetSource, Resolved, data_path, load_config, resolve
 from penstock.dataset import MemoryMappedDataset, MixtureDataset, PackedDataset, WindowDataset
 from penstock.dataset.tokens import TokenDataset
 from penstock.errors import ConfigError
@@ -59,13 +59,13 @@ def build_dataloader(
         raise ConfigError(f"seq_len must be at least 1, not {seq_len}")
     rank, world = rank_and_world(rank, world_size)
     path = data_path(config)
-    if path in ("hub", "hub_stream"):
+    if path == "hub_stream":
         raise ConfigError(
-            "datasets of the Hub are not read by this release of Penstock: write their tokens to a "
-            "folder and name it in dataset_path"
+            "datasets of the Hub are not streamed by this release of Penstock: leave hf_streaming "
+            "out, and they are tokenized once"
         )
     resolved = resolve(config)
-    datasets = [_tokens(source.path, config, seq_len) for source in resolved.sources]
+    datasets = [_tokens(source, config, seq_len) for source in resolved.sources]
     _check_tokenizers(datasets, resolved)
     mixed = path == "mixture"
     names = [source.name for source in resolved.sources]
@@ -99,16 +99,14 @@ def build_dataloader(
     )
 
 
-def _tokens(path: str, config: DataConfig, seq_len: int) -> TokenDataset:
-    """Samples of seq_len + 1 tokens over a store, or over a folder of token files.
+def _tokens(source: DatasetSource, config: DataConfig, seq_len: int) -> TokenDataset:
+    """Samples of seq_len + 1 tokens over a store, a folder of token files, or a Hub's dataset.
 
     Files of the folder that match file_pattern come before a store in a folder below it.
     """
-    if not path:
-        raise ConfigError(
-            "datasets of the Hub are not mixed by this release of Penstock: give each of "
-            "[[data.datasets]] a path"
-        )
+    if source.hf_name:
+        return _hub_tokens(source, config, seq_len)
+    path = source.path
     pack = config.pack_sequences or bool(config.packing)
     dataset: TokenDataset
     if config.packing or holds_store(path, config.file_pattern):
@@ -117,10 +115,7 @@ def _tokens(path: str, config: DataConfig, seq_len: int) -> TokenDataset:
         if pack and not store.documents:
             eos = _eos(config, path) if store.eos_token_id is None else store.eos_token_id
         if config.packing:
-            balance: Any = config.balance
-            dataset = PackedDataset(
-                store, seq_len, config.packing, eos_token_id=eos, balance=balance
-            )
+            dataset = _packed(store, config, seq_len, eos)
         else:
             dataset = WindowDataset(store, seq_len, pack, eos)
     else:
@@ -139,6 +134,37 @@ def _tokens(path: str, config: DataConfig, seq_len: int) -> TokenDataset:
             f"its {len(dataset.store)} tokens are too few"
         )
     return dataset
+
+
+def _hub_tokens(source: DatasetSource, config: DataConfig, seq_len: int) -> TokenDataset:
+    """The same of a dataset of the Hub, which is tokenized when it is first used."""
+    from penstock.hub import HuggingFaceDataset, sources_of, store_of  # noqa: PLC0415 - of text
+
+    if not config.tokenizer_path:
+        raise ConfigError(
+            f"{source.hf_name} is text, and nothing says how to tokenize it: set tokenizer_path in "
+            "[data]"
+        )
+    split, text_field = config.hf_dataset_split, config.hf_dataset_text_field
+    subset = source.hf_config or None
+    if config.packing:
+        files = sources_of(source.hf_name, subset, split)
+        store = open_store(store_of(files, text_field, config.tokenizer_path))
+        return _packed(store, config, seq_len, None)
+    return HuggingFaceDataset(
+        source.hf_name,
+        split,
+        text_field,
+        seq_len,
+        config.tokenizer_path,
+        subset,
+        config.pack_sequences,
+    )
+
+
+def _packed(store: Store, config: DataConfig, seq_len: int, eos: int | None) -> PackedDataset:
+    balance: Any = config.balance
+    return PackedDataset(store, seq_len, config.packing or "", eos_token_id=eos, balance=balance)
 
 
 def _store(path: str, config: DataConfig) -> Store:

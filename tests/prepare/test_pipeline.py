@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -382,6 +383,43 @@ def test_documents_filtered_by_length_are_in_the_ledger(tmp_path: Path) -> None:
     assert tally.balanced
 
 
+def stripping(folder: Path) -> Path:
+    """A tokenizer to which blanks are nothing."""
+    folder.mkdir()
+    content = json.loads((gpt2_like() / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Strip", "strip_left": True, "strip_right": True}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    shutil.copy(gpt2_like() / "tokenizer_config.json", folder)
+    return folder
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("most", [None, 3])
+def test_blank_text_can_be_kept_where_it_has_tokens(
+    one_by_one: bool, most: int | None, tmp_path: Path
+) -> None:
+    documents = ["a", "", " ", " \n", "", "b", "\t", "c", "d"]
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": t, "by": "x"} for t in documents])
+    plain = recipe("pretrain").to_dict()
+    plain["preprocessing"] |= {"min_chars": 0, "keep_blank": True, "max_items": most}
+    plain["input"]["sections"][0]["add_special_tokens"] = False
+    plain["output"]["domain_key"] = "by" if one_by_one else None  # record by record
+    config = PipelineConfig.from_dict(plain)
+
+    kept: list[list[str]] = []
+    for name, path in (("blank", gpt2_like()), ("strip", stripping(tmp_path / "tokenizer"))):
+        options = {"workers": 0, "backend": "reference"}
+        tally = Pipeline(config, source, tmp_path / name, path, **options).run()
+        store, tokenizer = open_store(tmp_path / name), open_tokenizer(path, backend="reference")
+        records = [store.record(i, "sequence") for i in range(store.documents)]
+        assert all(int(ids[-1]) == tokenizer.eos_id and len(ids) > 1 for ids in records)
+        kept.append([tokenizer.decode(ids[:-1]) for ids in records])
+        assert set(tally.filtered) <= {"empty"}
+        assert tally.balanced
+    assert kept[0] == ["a", " ", " \n", "b", "\t", "c", "d"][:most]
+    assert kept[1] == ["a", "b", "c", "d"][:most]
+
+
 def test_nothing_kept_is_an_error_that_says_why(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", [{"text": "short"}])
     plain = recipe("pretrain").to_dict()
@@ -612,8 +650,6 @@ def test_pairs_and_groups_count_their_trained_tokens(tmp_path: Path) -> None:
 
 
 def test_another_eos_or_chat_template_is_another_tokenizer(tmp_path: Path) -> None:
-    import shutil
-
     folder = tmp_path / "tokenizer"
     shutil.copytree(qwen_like(), folder)
     source = write_jsonl(tmp_path / "a.jsonl", [{"text": t} for t in texts(5)])
@@ -632,8 +668,6 @@ def test_another_eos_or_chat_template_is_another_tokenizer(tmp_path: Path) -> No
 def test_an_overwrite_that_is_killed_is_finished_by_the_next_run(
     tmp_path: Path, small_works: None, monkeypatch: Any, stop: int
 ) -> None:
-    import shutil
-
     first = write_jsonl(tmp_path / "a" / "a.jsonl", [{"text": t} for t in texts(60)])
     second = write_jsonl(tmp_path / "b" / "b.jsonl", [{"text": t} for t in texts(20)])
     prepare(second, tmp_path / "whole").run()
@@ -798,7 +832,6 @@ def test_a_full_disk_is_a_clear_end_and_the_run_is_taken_up(tmp_path: Path, work
 def test_too_little_disk_is_said_before_anything_starts(
     corpus: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    import shutil
     from types import SimpleNamespace
 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))

@@ -118,8 +118,9 @@ class ProcessingConfig:
     """Limits, and how records are packed."""
 
     max_seq_len: int | None = 2048  # None, or "none" in TOML: no limit
-    min_chars: int = 50  # these two for plain-text recipes only
+    min_chars: int = 50  # these three for plain-text recipes only
     max_chars: int = 2_000_000
+    keep_blank: bool = False  # plain text of blanks alone, where it has tokens
     max_items: int | None = None  # accepted documents
     packing_strategy: str = "simple"
     max_packed_len: int = 8192
@@ -133,6 +134,7 @@ class ProcessingConfig:
         count(self.min_chars, f"{where}.min_chars", least=0)
         count(self.max_chars, f"{where}.max_chars")
         count(self.max_packed_len, f"{where}.max_packed_len")
+        truth(self.keep_blank, f"{where}.keep_blank")
         choice(self.packing_strategy, PACKINGS, f"{where}.packing_strategy")
         choice(self.truncation_mode, ("keep_start", "keep_end"), f"{where}.truncation_mode")
         if self.min_chars > self.max_chars:

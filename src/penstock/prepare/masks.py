@@ -125,7 +125,7 @@ class MaskBuilder:
             raise Refused("min_chars", filtered=True)
         if length > limits.max_chars:
             raise Refused("max_chars", filtered=True)
-        if all(not piece.text.strip() for piece in pieces):
+        if not limits.keep_blank and all(not piece.text.strip() for piece in pieces):
             raise Refused("empty", filtered=True)
 
     def _items(self, record: Record, output: Output) -> list[list[Piece]]:
@@ -208,6 +208,8 @@ class MaskBuilder:
             if output.value:
                 values[output.key] = plan.values[output.key]
                 continue
+            if self._plain and not any(len(p.ids) for item in plan.items[output.key] for p in item):
+                raise Refused("empty", filtered=True)  # EOS alone is no document
             items = [self._sequence(output, pieces) for pieces in plan.items[output.key]]
             tokens += sum(len(ids) for ids, _ in items)
             limit = self.config.preprocessing.max_seq_len
@@ -267,7 +269,7 @@ class MaskBuilder:
     def sift(self, texts: pa.LargeStringArray) -> dict[str, npt.NDArray[np.bool_]]:
         """For each rule that filters plain text, which texts it does; each by one rule at most."""
         limits = self.config.preprocessing
-        return sifted(texts, limits.min_chars, limits.max_chars)
+        return sifted(texts, limits.min_chars, limits.max_chars, keep_blank=limits.keep_blank)
 
     def frame(
         self, ids: npt.NDArray[np.uint32], offsets: npt.NDArray[np.int64]

@@ -95,11 +95,27 @@ class Part:
         if not len(kept):
             return
         if len(kept) < len(texts):
-            texts, addresses = texts.take(pa.array(kept)), addresses[kept]
-            own = None if own is None else own.take(pa.array(kept))
+            texts, addresses, own = _chosen(kept, texts, addresses, own)
+        self._encode(file, texts, addresses, own)
+        if read < len(found.texts) and not self.full:  # some had no tokens: others take their place
+            texts, addresses, own = _chosen(
+                np.arange(read, len(found.texts)), found.texts, found.addresses, found.ids
+            )
+            rejects = [each for each in found.rejects if last is None or each.address >= last]
+            self._take_texts(file, Texts(addresses, texts, rejects, own))
+
+    def _encode(self, file: InputFile, texts: Any, addresses: I64, own: Any) -> None:
+        """Tokenize and write texts that no rule filters; those without a token are no documents."""
         ids, offsets = self._worker.tokenizer.encode(texts)
         whole = np.diff(offsets)
-        ids, offsets, cut = builder.frame(ids, offsets)
+        if not whole.all():
+            self._filtered("empty", int((whole == 0).sum()))
+            kept = np.flatnonzero(whole)
+            if not len(kept):
+                return
+            texts, addresses, own = _chosen(kept, texts, addresses, own)
+            whole, offsets = whole[kept], bounds_of(whole[kept])
+        ids, offsets, cut = self._worker.builder.frame(ids, offsets)
         lengths = np.diff(offsets)
         self.tally.kept += len(texts)
         self.tally.tokens_in += len(ids) + cut
@@ -272,6 +288,12 @@ class _Kept:
     address: int
     id: Any
     built: Built
+
+
+def _chosen(which: I64, texts: Any, addresses: I64, own: Any) -> tuple[Any, I64, Any]:
+    """Some texts of a batch, with their addresses and ids."""
+    rows = pa.array(which)
+    return texts.take(rows), addresses[which], None if own is None else own.take(rows)
 
 
 def _up_to(

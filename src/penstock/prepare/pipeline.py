@@ -100,7 +100,8 @@ class Pipeline:
     def _run(self, progress: Callable[[Progress], None] | None) -> Tally:
         self._check_out()
         files = find_files(self.paths)
-        folder, (facts, kind) = Folder(self.out), self._tokenizer_facts()
+        folder = Folder(self.out)
+        facts, kind = tokenizer_facts(self.tokenizer_path, trust_pickle=self._trust_pickle)
         definition = definition_of(
             files,
             recipe=self.config.to_dict(),
@@ -236,23 +237,6 @@ class Pipeline:
                 f"take {least / 1e6:,.0f} MB or more: free some, or write somewhere else"
             )
 
-    def _tokenizer_facts(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What the manifest says of the tokenizer; and all of it that decides what is written."""
-        found = define(self.tokenizer_path, trust_pickle=self._trust_pickle)
-        facts = {
-            "tokenizer": content_hash(found.content),
-            "tokenizer_name": Path(self.tokenizer_path).name,
-            "vocab_size": found.vocab_size,
-            "eos_token_id": found.eos_id,
-            "bos_token_id": found.bos_id,
-            "pad_token_id": found.pad_id,
-        }
-        facts = {name: value for name, value in facts.items() if value is not None}
-        kind = {name: value for name, value in facts.items() if name != "tokenizer_name"}
-        kind["named"] = dict(found.named)
-        kind["chat_template"] = blake2b((found.chat_template or "").encode()).hexdigest()[:32]
-        return facts, kind
-
     # --- the work
 
     def _check_rejects(self, tally: Tally, *, at_the_end: bool = False) -> None:
@@ -303,6 +287,26 @@ class Pipeline:
         commit(self.out, metadata=metadata, ledger=tally.to_dict())
         folder.forget(everything=False)
         return tally
+
+
+def tokenizer_facts(
+    path: str | os.PathLike[str], *, trust_pickle: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a manifest says of a tokenizer; and all of it that decides what is written."""
+    found = define(path, trust_pickle=trust_pickle)
+    facts = {
+        "tokenizer": content_hash(found.content),
+        "tokenizer_name": Path(path).name,
+        "vocab_size": found.vocab_size,
+        "eos_token_id": found.eos_id,
+        "bos_token_id": found.bos_id,
+        "pad_token_id": found.pad_id,
+    }
+    facts = {name: value for name, value in facts.items() if value is not None}
+    kind = {name: value for name, value in facts.items() if name != "tokenizer_name"}
+    kind["named"] = dict(found.named)
+    kind["chat_template"] = blake2b((found.chat_template or "").encode()).hexdigest()[:32]
+    return facts, kind
 
 
 def _once_settled(opening: Opening, used: FileTokenizer, note: Note) -> Note:

@@ -12,7 +12,7 @@ I64 = npt.NDArray[np.int64]
 
 
 def sifted(
-    texts: pa.LargeStringArray, min_chars: int, max_chars: int
+    texts: pa.LargeStringArray, min_chars: int, max_chars: int, *, keep_blank: bool = False
 ) -> dict[str, npt.NDArray[np.bool_]]:
     """Which texts each rule filters; the first that applies has it.
 
@@ -22,6 +22,8 @@ def sifted(
     """
     lengths = np.asarray(pc.utf8_length(texts))
     short, long = lengths < min_chars, lengths > max_chars
+    if keep_blank:
+        return {"min_chars": short, "max_chars": long}
     # Nearly every text has a visible ASCII character, and the search ends at the first.
     blank = ~np.asarray(pc.match_substring_regex(texts, "[!-~]"), dtype=np.bool_) & ~short & ~long
     for i in np.flatnonzero(blank).tolist():

@@ -75,7 +75,7 @@ def find_files(inputs: Sequence[str | os.PathLike[str]]) -> list[InputFile]:
         path, before = os.fspath(each), len(found)
         local = "://" not in path and ("::" not in path or Path(path).exists())
         for where, name, size, stamp in _local(path) if local else _remote(path):
-            kind, compression = _kind(name, where)
+            kind, compression = kind_of(name, where)
             identity = where if "://" in where else os.path.realpath(where)
             file = InputFile(path=where, kind=kind, compression=compression, size=size, stamp=stamp)
             seen = identity in found
@@ -88,10 +88,10 @@ def find_files(inputs: Sequence[str | os.PathLike[str]]) -> list[InputFile]:
     return list(found.values())
 
 
-def _kind(name: str, path: str) -> tuple[Kind, Compression | None]:
+def kind_of(name: str, path: str) -> tuple[Kind, Compression | None]:
     """What a name says of its file.
 
-    >>> _kind("c4.00.json.gz", "c4.00.json.gz")
+    >>> kind_of("c4.00.json.gz", "c4.00.json.gz")
     ('json', 'gzip')
     """
     stem, suffix = os.path.splitext(name.lower())  # noqa: PTH122 - a URL is no Path
