@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         PenstockError,
         StateMismatch,
     )
-    from penstock.hub import HuggingFaceDataset
+    from penstock.hub import HuggingFaceDataset, StreamingHuggingFaceDataset
     from penstock.loader import StatefulDataLoader
     from penstock.order import ORDER_VERSION, MixtureOrder, Permutation, Plan, Stage
     from penstock.pack import pack_rows
@@ -107,6 +107,7 @@ __all__ = [
     "StatefulDataLoader",
     "Store",
     "StoreFactory",
+    "StreamingHuggingFaceDataset",
     "TextStream",
     "TrainingPhase",
     "WindowDataset",
@@ -136,7 +137,7 @@ _ROOMS = {
     " grpo_collate_fn",
     "errors": "ConfigError DataError MissingData MissingExtra OutOfBounds PenstockError"
     " StateMismatch",
-    "hub": "HuggingFaceDataset",
+    "hub": "HuggingFaceDataset StreamingHuggingFaceDataset",
     "loader": "StatefulDataLoader",
     "order": "MixtureOrder ORDER_VERSION Permutation Plan Stage",
     "pack": "pack_rows",

@@ -31,6 +31,8 @@ from penstock.text import eos_token_id, vocab_size
 if TYPE_CHECKING:
     import torch
 
+    from penstock.hub import StreamingHuggingFaceDataset
+
 
 def build_dataloader(
     config: DataConfig | str | os.PathLike[str],
@@ -60,9 +62,14 @@ def build_dataloader(
     rank, world = rank_and_world(rank, world_size)
     path = data_path(config)
     if path == "hub_stream":
-        raise ConfigError(
-            "datasets of the Hub are not streamed by this release of Penstock: leave hf_streaming "
-            "out, and they are tokenized once"
+        return StatefulDataLoader(
+            _streamed(config, seq_len, seed, rank, world, shuffle=shuffle and split == "train"),
+            batch_size,
+            None,
+            config,
+            accumulation=accumulation,
+            device=device,
+            tail="drop" if shuffle and split == "train" else "pad",
         )
     resolved = resolve(config)
     datasets = [_tokens(source, config, seq_len) for source in resolved.sources]
@@ -96,6 +103,36 @@ def build_dataloader(
         device=device,
         stages=() if mixed else stages,
         tail="drop" if shuffle and split == "train" else "pad",
+    )
+
+
+def _streamed(
+    config: DataConfig, seq_len: int, seed: int, rank: int, world: int, *, shuffle: bool
+) -> StreamingHuggingFaceDataset:
+    """The `hf_streaming` path: nothing is tokenized before it is read."""
+    from penstock.hub import StreamingHuggingFaceDataset  # noqa: PLC0415 - of text
+
+    resolve(config)  # for what it refuses
+    if config.packing or config.balance:
+        raise ConfigError(
+            "packing and balance need all documents' lengths, which a stream does not know: leave "
+            "them out, or leave hf_streaming out, and the dataset is tokenized once"
+        )
+    if not config.tokenizer_path:
+        raise ConfigError("a dataset of the Hub needs a tokenizer: set tokenizer_path in [data]")
+    return StreamingHuggingFaceDataset(
+        str(config.hf_dataset_name),
+        config.hf_dataset_split,
+        config.hf_dataset_text_field,
+        seq_len,
+        config.tokenizer_path,
+        config.hf_dataset_config,
+        rank=rank,
+        world_size=world,
+        seed=seed,
+        shuffle_buffer_size=10_000 if shuffle else 0,
+        pack_sequences=config.pack_sequences,
+        threads=max(config.num_workers, 1),
     )
 
 

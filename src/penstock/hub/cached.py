@@ -105,6 +105,32 @@ def store_of(
     return store
 
 
+def documents_of(
+    files: HubFiles, text_field: str, cache_dir: str | os.PathLike[str] | None = None
+) -> list[str]:
+    """The files to read a split's documents from.
+
+    Where only `datasets` can read them, they are copied to Parquet in the cache, once, and stay.
+    """
+    if files.plain:
+        _check_files(files, text_field)
+        return list(files.paths)
+    named = {
+        "version": HUB_VERSION,
+        "commit": files.revision and [files.dataset, files.config, files.revision],
+        "files": [files.split, files.paths, files.stamps, files.reading],
+        "text_field": text_field,
+    }
+    folder = (cache_folder("hub") if cache_dir is None else Path(cache_dir)).absolute()
+    documents = folder / f"{_name(files, named)}.documents"
+    if not documents.exists():
+        _check_writable(folder)
+        with locked(folder / f".{documents.name}.lock", wait=True):
+            if not documents.exists():
+                _write_documents(files, text_field, documents)
+    return [str(documents)]
+
+
 def _check_writable(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -55,7 +56,19 @@ class StatefulDataLoader:
     threads read ahead of it, `prefetch_factor` groups of batches each; for any other
     dataset `num_workers` are torch's worker processes. `workers` = "thread" or "process" decides
     otherwise. With `device`, tokens travel there as narrow as they are stored and widen there.
+
+    Over a stream of passes (`StreamingHuggingFaceDataset`), which needs no sampler, an `iter` is
+    one pass; a batch at its end is filled from the next.
     """
+
+    def __new__(cls, dataset: Any, *_: Any, **__: Any) -> StatefulDataLoader:
+        """A loader of streams, where the dataset is one."""
+        streams = sys.modules.get("penstock.stream.passes")  # without it, nothing is one
+        if cls is StatefulDataLoader and streams and isinstance(dataset, streams.PassStream):
+            from penstock.loader.streaming import StreamLoader  # noqa: PLC0415 - a subclass
+
+            cls = StreamLoader  # noqa: PLW0642
+        return super().__new__(cls)
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,28 +98,28 @@ class PassStream(IterableDataset[Sample]):
         if self._worker is not None:
             self._ended[self._worker] = self.epoch
 
-    def batches(self, size: int, *, pad: bool = False) -> Iterator[Sample]:
-        """The rows of this pass in batches.
+    def batches(self, size: int | Callable[[], int], *, pad: bool = False) -> Iterator[Sample]:
+        """The rows of this pass in batches, whose size may be asked for at each.
 
         A batch at its end is filled from the next pass; or, with `pad`, with rows that have no
         labels.
         """
         stream, held, crossed = self.opened(), list[Row](), False
         while True:
+            wanted = size() if callable(size) else size
             for row in self.one_pass():
                 held.append(row)
-                if len(held) == size:
+                if len(held) == wanted:
                     yield _batch(stream, held)
-                    held = []
                     if crossed:
                         return
+                    held, wanted = [], size() if callable(size) else size
             if held and pad:
                 real = len(held)
-                batch = _batch(stream, held + [held[-1]] * (size - real))
+                batch = _batch(stream, held + [held[-1]] * (wanted - real))
                 batch["labels"][real:] = IGNORED
                 yield batch
-                return
-            if not held:
+            if not held or pad:
                 return
             crossed = True
 
@@ -128,7 +128,7 @@ class PassStream(IterableDataset[Sample]):
         if self._stream is None:
             self._stream = TextStream(
                 self.files(),
-                self._tokenizer,
+                self.tokenizer(),
                 self.seq_len,
                 1,
                 packing="concat",
@@ -145,6 +145,15 @@ class PassStream(IterableDataset[Sample]):
     def files(self) -> Any:
         """What is read."""
         return self.paths
+
+    def tokenizer(self) -> Any:
+        """What it is read by."""
+        return self._tokenizer
+
+    def close(self) -> None:
+        """Let the threads go; the next row starts them again."""
+        if self._stream is not None:
+            self._stream.close()
 
     def _be_worker(self, worker: int, workers: int) -> None:
         """Be one of torch's workers: a part of this rank's lanes, in the pass that is its next.
