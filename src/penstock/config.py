@@ -228,9 +228,14 @@ def load_config(path: str | os.PathLike[str]) -> DataConfig:
     Traceback (most recent call last):
     penstock.errors.MissingData: nowhere.toml does not exist: expected TOML with a [data] table
     """
+    return parse_config(read_config(path), os.fspath(path))
+
+
+def read_config(path: str | os.PathLike[str]) -> str:
+    """The text of a TOML file."""
     where = os.fspath(path)
     try:
-        text = Path(where).read_bytes().decode("utf-8-sig")
+        return Path(where).read_bytes().decode("utf-8-sig")
     except FileNotFoundError as err:
         raise MissingData(f"{where} does not exist: expected TOML with a [data] table") from err
     except OSError as err:
@@ -238,7 +243,6 @@ def load_config(path: str | os.PathLike[str]) -> DataConfig:
     except UnicodeDecodeError as err:
         line = err.object.count(b"\n", 0, err.start) + 1
         raise ConfigError(f"{where} is not valid TOML: not UTF-8 (at line {line})") from err
-    return parse_config(text, where)
 
 
 def parse_config(text: str, where: str = "TOML") -> DataConfig:
@@ -248,19 +252,23 @@ def parse_config(text: str, where: str = "TOML") -> DataConfig:
     Traceback (most recent call last):
     penstock.errors.ConfigError: TOML: Unknown config keys: data.num_worker (meant: num_workers?)
     """
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as err:
-        problem = str(err).replace("end of document", f"the end, line {text.count(chr(10)) + 1}")
-        raise ConfigError(f"{where} is not valid TOML: {problem}") from err
-    data = _data_table(tables, where)
+    data = _data_table(tables_of(text, where), where)
     for key, kind in (("datasets", DatasetSource), ("phases", TrainingPhase)):
         entries = data.get(key, [])
         if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
             found = reprlib.repr(entries)
             raise ConfigError(f"{where}: data.{key} must be tables, [[data.{key}]], found {found}")
-        data[key] = [_made(kind, e, where, f"data.{key}[{i}]") for i, e in enumerate(entries)]
-    return _made(DataConfig, data, where, "data")
+        data[key] = [made(kind, e, where, f"data.{key}[{i}]") for i, e in enumerate(entries)]
+    return made(DataConfig, data, where, "data")
+
+
+def tables_of(text: str, where: str) -> dict[str, Any]:
+    """All tables of a TOML text."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as err:
+        problem = str(err).replace("end of document", f"the end, line {text.count(chr(10)) + 1}")
+        raise ConfigError(f"{where} is not valid TOML: {problem}") from err
 
 
 def _data_table(tables: dict[str, Any], where: str) -> dict[str, Any]:
@@ -274,7 +282,7 @@ def _data_table(tables: dict[str, Any], where: str) -> dict[str, Any]:
     raise ConfigError(f"{where} has no table [data]{''.join(found)}")
 
 
-def _made(kind: Callable[..., T], values: dict[str, Any], where: str, table: str) -> T:
+def made(kind: Callable[..., T], values: dict[str, Any], where: str, table: str) -> T:
     """`kind(**values)`, its errors saying where the values come from."""
     known = list(signature(kind).parameters)
     if unknown := [f"{table}.{key} ({_meant(key, known)})" for key in values if key not in known]:
@@ -322,8 +330,8 @@ def _typed(key: str, kind: str, value: Any, *, zero: bool = False) -> Any:
             numbers = [_typed(f"{key}[{n!r}]", "float", w, zero=True) for n, w in value.items()]
             return dict(zip(names, numbers, strict=True))
         case "list[DatasetSource]" | "list[TrainingPhase]", list() | tuple():
-            made = DatasetSource if kind == "list[DatasetSource]" else TrainingPhase
-            if all(isinstance(item, made) for item in value):
+            record = DatasetSource if kind == "list[DatasetSource]" else TrainingPhase
+            if all(isinstance(item, record) for item in value):
                 return list(value)
     raise ConfigError(f"{key} must be {kind}, found {reprlib.repr(value)} ({type(value).__name__})")
 
