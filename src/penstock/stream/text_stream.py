@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -107,7 +107,9 @@ class TextStream:
             pad=next(pad for pad in pads if pad is not None),
             buffer_size=self._buffer,
         )
-        self.corpus = open_corpus(paths, text_field, lanes=_least(lanes, "lanes"))
+        lanes = _least(lanes, "lanes")
+        self.corpus = open_corpus(paths, text_field, lanes=lanes)
+        self._rejects: Rejects = policy
         self._reader = Reader(self.corpus, text_field, policy)
         self._share = Share(
             self._source,
@@ -115,7 +117,7 @@ class TextStream:
             lanes=lanes,
             rank=self.rank,
             world=self.world_size,
-            threads=_least(threads or threads_here(), "threads"),
+            threads=threads_here() if threads is None else _least(threads, "threads"),
         )
         self.step = 0  # batches delivered since the run began
         if packing == "chunked":
@@ -133,7 +135,11 @@ class TextStream:
         """The next batch; from here on it counts as delivered."""
         asked = time.perf_counter()
         tokens, drawn = self._share.draw(self.batch_size, self._dtype)
-        batch = self._batch(tokens, drawn)
+        try:
+            batch = self._batch(tokens, drawn)
+        except BaseException:
+            self._share.undo()  # what was not delivered comes again
+            raise
         self.step += 1
         self._batches += 1
         self._waited += time.perf_counter() - asked
@@ -156,7 +162,9 @@ class TextStream:
         return batch
 
     def _source(self) -> Source:
-        crop = self.packing == "best_fit_crop"
+        crop, rejected = self.packing == "best_fit_crop", self._reader.rejected
+        # Anew in a forked child, as is all that threads share.
+        self._reader = Reader(self.corpus, self.text_field, self._rejects, rejected)
         return Source(
             name=named(self.corpus),
             units=self.corpus.units,
@@ -167,19 +175,21 @@ class TextStream:
             encode=framing_encoder(self.tokenizer, **self._framing),
             seed=self.seed,
             shuffle=self.shuffle and self.packing == "concat",
-            make=self._packed if self.packing == "chunked" else None,
+            make=self._pack() if self.packing == "chunked" else None,
         )
 
-    def _packed(self, block: Block) -> Rows:
-        key = key_of("stream", self.seed, "rows", *block.at, block.part) if self.shuffle else None
-        return pack_chunk(
-            block.ids,
-            block.offsets,
-            width=self._policy.width,
-            key=key,
-            dtype=self._dtype,
-            pad=self._policy.pad,
+    def _pack(self) -> Callable[[Block], Rows]:
+        """What packs a chunk. It does not hold this stream, which threads would then keep alive."""
+        seed, shuffle = self.seed, self.shuffle
+        pack = partial(
+            pack_chunk, width=self._policy.width, dtype=self._dtype, pad=self._policy.pad
         )
+
+        def packed(block: Block) -> Rows:
+            key = key_of("stream", seed, "rows", *block.at, block.part) if shuffle else None
+            return pack(block.ids, block.offsets, key=key)
+
+        return packed
 
     # --- state
 
@@ -218,6 +228,7 @@ class TextStream:
             "seq_len": self.seq_len,
             "packing": self.packing,
             "lanes": self._share.lanes,
+            "units": len(self.corpus.units),
             "seed": self.seed,
             "shuffle": self.shuffle,
             "order": ORDER_VERSION,
@@ -234,7 +245,8 @@ class TextStream:
         """What this rank was given since it began or loaded a state, and where each token went.
 
         tokens = delivered + cropped + waiting, and rows × (seq_len + 1) = delivered + repeated +
-        padding; `trained` are labels.
+        padding; `trained` are labels. `rejected` are the documents left out so far, each counted
+        once, by file; those of what was read ahead are among them.
         """
         seconds = time.perf_counter() - self._since
         tokens = self._batches * self.batch_size * self.seq_len
@@ -245,7 +257,7 @@ class TextStream:
             "tokens_per_second": tokens / seconds if seconds else 0.0,
             "waited_seconds": self._waited,
             "ledger": self._share.tally.to_dict(),
-            "rejected": dict(self._reader.rejected),
+            "rejected": self._reader.rejected.by_file(),
         }
 
     def _reset_stats(self) -> None:
