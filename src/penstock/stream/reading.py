@@ -66,12 +66,6 @@ class Rejected:
         """How many of each file."""
         return dict(sorted(self._files.copy().items()))
 
-    def clear(self) -> None:
-        """Begin anew."""
-        with self._lock:
-            self._last.clear()
-            self._files.clear()
-
 
 class Reader:
     """Reads units of a corpus, from any thread."""

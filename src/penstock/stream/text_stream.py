@@ -245,8 +245,8 @@ class TextStream:
         """What this rank was given since it began or loaded a state, and where each token went.
 
         tokens = delivered + cropped + waiting, and rows × (seq_len + 1) = delivered + repeated +
-        padding; `trained` are labels. `rejected` are the documents left out so far, each counted
-        once, by file; those of what was read ahead are among them.
+        padding; `trained` are labels. `rejected` are the documents left out, by file: of all
+        that this process has read, ahead too, each counted once.
         """
         seconds = time.perf_counter() - self._since
         tokens = self._batches * self.batch_size * self.seq_len
@@ -262,7 +262,6 @@ class TextStream:
 
     def _reset_stats(self) -> None:
         self._since, self._waited, self._batches = time.perf_counter(), 0.0, 0
-        self._reader.rejected.clear()
 
     def close(self) -> None:
         """Let the threads go; the next batch starts them again."""
