@@ -47,6 +47,7 @@ class _Shared:
         self.out = 0  # started, and not yet taken
         self.closed = False
         self.threads: list[threading.Thread] = []
+        self.pid = os.getpid()
 
     def work(self) -> None:
         """A thread's life."""
@@ -77,6 +78,8 @@ class _Shared:
 
     def close(self) -> None:
         """Let the threads end, and wait for them: none may be left when the interpreter ends."""
+        if self.pid != os.getpid():
+            return  # a forked child has no such threads, and one of them may have held the lock
         with self.ready:
             self.closed = True
             self.ready.notify_all()
@@ -90,13 +93,17 @@ class Ahead:
 
     def __init__(self, threads: int, most: int) -> None:
         self._count, self._shared = threads, _Shared(most)
-        self._pid = os.getpid()
         self.close = weakref.finalize(self, self._shared.close)  # at the latest when Python ends
 
     @property
     def alive(self) -> bool:
         """Whether there are threads here: not after `close`, nor in a forked child."""
-        return not self._shared.closed and self._pid == os.getpid()
+        return not self._shared.closed and not self.forked
+
+    @property
+    def forked(self) -> bool:
+        """Whether the threads are those of a parent process."""
+        return self._shared.pid != os.getpid()
 
     def want(self, lane: int, *, when: int, make: Make) -> None:
         """Have something made for a lane, which will take it at row `when`."""

@@ -21,6 +21,8 @@ from hashlib import blake2b
 from itertools import chain, pairwise
 from pathlib import PurePosixPath
 
+import msgspec
+
 from penstock.cache import cache_folder, write_whole
 from penstock.errors import MissingData
 from penstock.text.batches import Unit
@@ -189,20 +191,16 @@ def footers_of(files: Sequence[InputFile], field: str) -> tuple[Footer, ...]:
     key = json.dumps([CACHE_VERSION, field, [[file.path, file.stamp] for file in files]])
     name = blake2b(key.encode(), digest_size=16).hexdigest()
     kept = cache_folder("streams") / f"{name}.json"
-    if kept.exists():
-        try:
-            return tuple(
-                Footer(tuple(rows), tuple(sizes), digest)
-                for rows, sizes, digest in json.loads(kept.read_bytes())
-            )
-        except (ValueError, TypeError):
-            kept.unlink(missing_ok=True)  # cut short by a full disk: made anew
+    # What cannot be read, or was cut short by a full disk, is made anew.
+    with suppress(OSError, msgspec.MsgspecError):
+        read = msgspec.json.decode(kept.read_bytes(), type=tuple[Footer, ...])
+        if len(read) == len(files):
+            return read
     with ThreadPoolExecutor(16) as threads:
         found = tuple(threads.map(lambda file: _footer(file, field), files))
-    content = json.dumps([[each.rows, each.sizes, each.digest] for each in found])
     with suppress(OSError):  # a cache that cannot be written costs the next start some time
         kept.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(kept, content.encode())
+        write_whole(kept, msgspec.json.encode(found))
     return found
 
 

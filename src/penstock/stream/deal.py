@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import gcd
 from typing import Protocol
 
 import numpy as np
@@ -38,13 +39,18 @@ class Deal(Protocol):
     def unit(self, at: At) -> int:
         """Which unit stands there."""
 
+    def has(self, lane: int, at: At) -> bool:
+        """Whether a lane ever comes there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Turns:
     """All units in turn, permuted anew in each epoch: the P-th, over all epochs, is lane P mod L's.
 
     So lanes have the same number of units but for one, and where there are fewer units than lanes,
-    a lane's first epoch is a later one.
+    a lane's first epoch is a later one. Without shuffling units stand in their order; but where
+    lanes and units have a common divisor, so that a lane would meet the same units for ever, an
+    epoch begins one unit later whenever each lane has met those.
     """
 
     units: int
@@ -63,15 +69,20 @@ class Turns:
 
     def following(self, lane: int, at: At) -> At:
         """Where it goes on after that."""
-        assert (at[0] * self.units + at[1]) % self.lanes == lane
+        assert self.has(lane, at)
         return divmod(at[0] * self.units + at[1] + self.lanes, self.units)
 
     def unit(self, at: At) -> int:
         """Which unit stands there."""
         if not self.shuffle:
-            return at[1]
+            common = gcd(self.units, self.lanes)
+            return (at[1] + at[0] // (self.lanes // common) % common) % self.units
         key = key_of("stream", self.seed, "units", at[0])
         return int(Permutation(self.units, key)(np.array([at[1]]))[0])
+
+    def has(self, lane: int, at: At) -> bool:
+        """Whether a lane ever comes there."""
+        return at[1] < self.units and (at[0] * self.units + at[1]) % self.lanes == lane
 
 
 class Groups:
@@ -117,9 +128,11 @@ class Groups:
     def place(self, number: int) -> tuple[int, int]:
         """File and row group of a number."""
         file = bisect_right(self._base, number) - 1
-        while not self._groups[file]:  # of files without row groups, which begin at one number
-            file -= 1
         return file, number - self._base[file]
+
+    def has(self, lane: int, at: At) -> bool:
+        """Whether a lane ever comes there."""
+        return at[1] < self._base[-1] and self.place(at[1])[1] % self._lanes == lane
 
     def _at_or_after(self, lane: int, epoch: int, file: int, group: int) -> At:
         while True:

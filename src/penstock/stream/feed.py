@@ -32,10 +32,12 @@ class Block:
 
     at: At
     part: int  # of the unit's blocks
-    docs: Docs
     ids: npt.NDArray[np.uint32]
     offsets: npt.NDArray[np.int64]
     made: Any = None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
 
 
 @dataclass(slots=True)
@@ -53,14 +55,14 @@ class Source:
     _empty: set[int] = field(default_factory=set)  # units found without a token
 
     def is_empty(self, at: At) -> bool:
-        """Whether the unit there is known to hold no token."""
+        """Whether the unit there is known to hold no token; an error where all are."""
+        if len(self._empty) == len(self.units):
+            raise MissingData(f"{self.name} holds no document with a token: nothing to stream")
         return self.deal.unit(at) in self._empty
 
     def found_empty(self, at: At) -> None:
-        """Remember a unit without a token; when all are, there is nothing to stream."""
+        """Remember a unit without a token."""
         self._empty.add(self.deal.unit(at))
-        if len(self._empty) == len(self.units):
-            raise MissingData(f"{self.name} holds no document with a token: nothing to stream")
 
     def read(self, at: At, *, skip: int = 0) -> Iterator[tuple[int, Docs]]:
         """The unit's parts from number `skip` on, each in the order in which it is tokenized."""
@@ -77,7 +79,7 @@ class Source:
     def block(self, at: At, part: int, docs: Docs) -> Block:
         """Documents as a block."""
         ids, offsets = self.encode(docs.texts)
-        block = Block(at, part, docs, ids, offsets)
+        block = Block(at, part, ids, offsets)
         if self.make is not None and len(ids):
             block.made = self.make(block)
         return block

@@ -25,7 +25,7 @@ from penstock.stream.feed import Block, Feed, Source
 I64 = npt.NDArray[np.int64]
 Out = npt.NDArray[Any]  # one row, to be filled
 NO_CUTS = np.empty(0, np.int64)
-PRUNED = 4096  # batches remembered at most, of which most have nothing that waits
+TIDIED = 32  # batches that came, after which those of which nothing waits are let go of
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Tally:
     """
 
     rows: int = 0
-    documents: int = 0  # came in
+    documents: int = 0  # came in, but for those that a state was in the middle of
     tokens: int = 0  # came in
     delivered: int = 0
     cropped: int = 0
@@ -75,8 +75,11 @@ class Lane(Protocol):
     def row(self, out: Out) -> Drawn | None:
         """Fill the next row; None where a pass over the documents ends first."""
 
-    def address(self) -> list[Any]:
-        """From where the next row can be made again."""
+    def mark(self) -> Any:
+        """What `address` needs to tell later where the lane is now."""
+
+    def address(self, mark: Any = None) -> list[Any]:
+        """From where the next row can be made again, or that after the latest mark."""
 
 
 class _Blocks:
@@ -137,25 +140,22 @@ class ChunkLane:
 
     def _opened(self) -> Rows:
         block = self._blocks.take()
-        if (block.at, block.part) != (self._at, self._part):
-            self._at, self._part, self._next = block.at, block.part, 0
         rows: Rows = block.made
         self.last = block.at
+        self._at, self._part = _met(block, self._at, self._part, self._next, len(rows), "row")
         self._rows = rows
-        left = len(rows) - self._next
-        if left <= 0:
-            raise StateMismatch(
-                f"this state is at row {self._next} of a chunk that has {len(rows)}: it was saved "
-                "over other data"
-            )
-        self._blocks.ask(self._turn + left * self._every)
-        self.tally.documents += len(block.docs)
+        self._blocks.ask(self._turn + (len(rows) - self._next) * self._every)
+        self.tally.documents += 0 if self._next else len(block)
         self.tally.tokens += sum(rows.used[self._next :])
         return rows
 
-    def address(self) -> list[Any]:
+    def mark(self) -> Any:
+        """The address."""
+        return self.address()
+
+    def address(self, mark: Any = None) -> list[Any]:
         """[epoch, unit, row], or [epoch, unit, chunk, row] from a unit's second chunk on."""
-        return _written(self._at, self._part, self._next)
+        return mark or _written(self._at, self._part, self._next)
 
 
 class ConcatLane:
@@ -208,11 +208,12 @@ class ConcatLane:
             block = self._blocks.take()
             self._blocks.ask(self._turn + self._every * (len(block.ids) // width))
             self._asked = True
-            if (block.at, block.part) != (self._at, self._part) and not self._held:
-                self._at, self._part, self._next = block.at, block.part, 0
-            came = len(block.ids) - (0 if self._held else self._next)
-            self.tally.tokens += came
-            self.tally.documents += len(block.docs)
+            first = 0 if self._held else self._next
+            if not self._held:
+                self._at, self._part = _met(
+                    block, self._at, self._part, first, len(block.ids), "token"
+                )
+            self.tally.tokens += len(block.ids) - first
             self._held.append(block)
             self.last = block.at
 
@@ -240,18 +241,25 @@ class ConcatLane:
         return used, found[found < used]
 
     def _advance(self, count: int) -> None:
+        if not self._next:
+            self.tally.documents += len(self._held[0])
         self._next += count
         while self._held and self._next >= len(self._held[0].ids):
             self._next -= len(self._held.popleft().ids)
             if self._held:
                 self._at, self._part = self._held[0].at, self._held[0].part
+                self.tally.documents += len(self._held[0]) if self._next else 0
             else:
                 assert self._next == 0
                 self._part += 1
 
-    def address(self) -> list[Any]:
+    def mark(self) -> Any:
+        """The address."""
+        return self.address()
+
+    def address(self, mark: Any = None) -> list[Any]:
         """[epoch, unit, token], or [epoch, unit, chunk, token] from a unit's second chunk on."""
-        return _written(self._at, self._part, self._next)
+        return mark or _written(self._at, self._part, self._next)
 
 
 class CropLane:
@@ -272,6 +280,8 @@ class CropLane:
         self._ids: dict[int, npt.NDArray[np.uint32]] = {}  # of those that wait
         self._firsts: list[int] = []  # of each batch, the number of its first document
         self._batches: list[tuple[int, int, int]] = []  # of each batch (epoch, unit, batch)
+        self._gone: list[int] = []  # documents that no longer wait, since the latest mark
+        self._kept, self._tidy = 0, 0  # batches, documents when what is let go was last let go
         self.last = self._at  # the unit that was read last
         self._restore(waiting)
 
@@ -280,6 +290,7 @@ class CropLane:
         ids, tally, at = self._ids, self.tally, 0
         cuts = []
         for document, count in self._buffer.row():
+            self._gone.append(document)
             tokens = ids.pop(document)
             if count < len(tokens):
                 tally.cropped += len(tokens) - count
@@ -298,47 +309,59 @@ class CropLane:
         self._blocks.ask(self._turn)
         self.last = self._at = block.at
         self._part = block.part + 1
-        if len(self._firsts) > PRUNED:
-            self._prune()
-        return self._come(block, self._buffer.next_document, range(len(block.docs)))
+        self.tally.documents += len(block)
+        return self._come(block, self._buffer.next_document, range(len(block)))
 
     def _come(self, block: Block, first: int, documents: Sequence[int]) -> list[int]:
         """Take in a batch of which these documents are there; their lengths."""
         self._firsts.append(first)
         self._batches.append((*block.at, block.part))
         ends = block.offsets.tolist()
-        tally, lengths = self.tally, []
+        lengths = []
         for i, document in enumerate(documents):
             length = ends[i + 1] - ends[i]
             lengths.append(length)
             if length:
                 self._ids[first + document] = block.ids[ends[i] : ends[i + 1]]
-        tally.documents += len(lengths)
-        tally.tokens += ends[-1] - ends[0]
+        self.tally.tokens += ends[-1] - ends[0]
         return lengths
 
-    def _prune(self) -> None:
-        """Forget batches of which nothing waits."""
-        kept = [g for g, _ in self._waiting()]
+    def mark(self) -> Any:
+        """What is read next, and the number of the first document that has not come."""
+        if len(self._firsts) > self._kept + TIDIED:
+            self._let_go()
+        self._gone = []
+        return self._at, self._part, self._buffer.next_document
+
+    def _let_go(self) -> None:
+        """Forget batches of which nothing waits, and let the few that wait hold no whole batch."""
+        kept = [g for g, _ in self._waiting(sorted(self._ids))]
         self._firsts = [self._firsts[g] for g in kept]
         self._batches = [self._batches[g] for g in kept]
+        for document in [each for each in self._ids if each >= self._tidy]:
+            self._ids[document] = self._ids[document].copy()
+        self._kept, self._tidy = len(kept), self._buffer.next_document
 
-    def _waiting(self) -> list[tuple[int, list[int]]]:
-        """Of each batch that documents of wait: which batch, and which of its documents."""
-        numbers = np.array(self._buffer.waiting(), np.int64)
-        if not len(numbers):
+    def _waiting(self, documents: list[int]) -> list[tuple[int, list[int]]]:
+        """Of each batch that some of these are of: which batch, and which of its documents."""
+        if not documents:
             return []
+        numbers = np.array(documents)
         firsts = np.array(self._firsts)
         batch = firsts.searchsorted(numbers, side="right") - 1
         starts = np.flatnonzero(np.diff(batch, prepend=-1))
-        documents = np.split(numbers - firsts[batch], starts[1:])
+        found = np.split(numbers - firsts[batch], starts[1:])
         which = batch[starts].tolist()
-        return [(g, each.tolist()) for g, each in zip(which, documents, strict=True)]
+        return [(g, each.tolist()) for g, each in zip(which, found, strict=True)]
 
-    def address(self) -> list[Any]:
+    def address(self, mark: Any = None) -> list[Any]:
         """What is read next, and what waits."""
-        waiting = [[*self._batches[g], *documents] for g, documents in self._waiting()]
-        return [[*self._at, self._part], waiting]
+        at, part, documents = self._at, self._part, sorted(self._ids)
+        if mark is not None:
+            at, part, following = mark
+            documents = sorted(n for n in {*self._ids, *self._gone} if n < following)
+        waiting = [[*self._batches[g], *some] for g, some in self._waiting(documents)]
+        return [[*at, part], waiting]
 
     def _restore(self, waiting: Sequence[Sequence[int]]) -> None:
         """Read again those documents that waited."""
@@ -359,6 +382,16 @@ class CropLane:
             lengths += [(first + document, n) for document, n in zip(documents, sizes, strict=True)]
             first += documents[-1] + 1
         self._buffer.restore(first, lengths)
+
+
+def _met(block: Block, at: At, part: int, place: int, count: int, what: str) -> tuple[At, int]:
+    """Where a lane is when a block comes: in the middle of it only where its address says so."""
+    if place and ((block.at, block.part) != (at, part) or place >= count):
+        raise StateMismatch(
+            f"this state is at {what} {place} of chunk {part} of unit {at[1]} in epoch {at[0]}, "
+            "where there is none: it was saved over other data"
+        )
+    return block.at, block.part
 
 
 def read_crop_address(lane: int, address: Any) -> list[Any]:

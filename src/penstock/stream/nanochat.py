@@ -219,11 +219,15 @@ class Loader(Iterator[Any]):
     def __next__(self) -> tuple[Any, ...]:
         """The next batch, in tensors of its own."""
         tokens, drawn = self._share.draw(self._rows, np.uint32)
-        batch = Windows(tokens).batch(0, self._rows, self._place)
-        inputs, targets = batch["input_ids"], batch["labels"]
-        for row, each in enumerate(drawn):
-            if each.used < self._policy.width:
-                targets[row, max(each.used - 1, 0) :] = self._ignored
+        try:
+            batch = Windows(tokens).batch(0, self._rows, self._place)
+            inputs, targets = batch["input_ids"], batch["labels"]
+            for row, each in enumerate(drawn):
+                if each.used < self._policy.width:
+                    targets[row, max(each.used - 1, 0) :] = self._ignored
+        except BaseException:
+            self._share.undo()  # what was not delivered comes again
+            raise
         self._step += 1
         return (inputs, targets, self.state_dict()) if self.stateful else (inputs, targets)
 

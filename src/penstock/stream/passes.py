@@ -71,6 +71,7 @@ class PassStream(IterableDataset[Sample]):
         self.epoch = 0
         self._documents = 0  # of this rank's that have begun in this pass
         self._stream: TextStream | None = None
+        self._before = 0, 0  # epoch and documents, before the batch that is being made
         self._worker: int | None = None  # torch's, if this is one's copy
         self._ended = torch.zeros(WORKERS, dtype=torch.int64)
         self._ended.share_memory_()  # type: ignore[no-untyped-call]
@@ -84,19 +85,10 @@ class PassStream(IterableDataset[Sample]):
         if info is not None:
             self._be_worker(info.id, info.num_workers)
         stream = self.opened()
-        for tokens, drawn in self.one_pass():
-            batch = stream.batch_of(tokens[None], [drawn])
+        self._begin()
+        for row in self._one_pass():
+            batch = self._made(stream, [row])
             yield cut_up({key: batch[key] for key in ITEM if key in batch}, 1)[0]
-
-    def one_pass(self) -> Iterator[Row]:
-        """The rows of this pass, as tokens and what is known of each; then the next one begins."""
-        for row in self.opened().one_pass(self.epoch):
-            self._documents += row[1].begun
-            yield row
-        self.epoch += 1
-        self._documents = 0
-        if self._worker is not None:
-            self._ended[self._worker] = self.epoch
 
     def batches(self, size: int | Callable[[], int], *, pad: bool = False) -> Iterator[Sample]:
         """The rows of this pass in batches, whose size may be asked for at each.
@@ -105,23 +97,57 @@ class PassStream(IterableDataset[Sample]):
         labels.
         """
         stream, held, crossed = self.opened(), list[Row](), False
+        self._begin()
         while True:
             wanted = size() if callable(size) else size
-            for row in self.one_pass():
+            for row in self._one_pass():
                 held.append(row)
                 if len(held) == wanted:
-                    yield _batch(stream, held)
+                    yield self._made(stream, held)
                     if crossed:
                         return
                     held, wanted = [], size() if callable(size) else size
             if held and pad:
                 real = len(held)
-                batch = _batch(stream, held + [held[-1]] * (wanted - real))
+                batch = self._made(stream, held + [held[-1]] * (wanted - real))
                 batch["labels"][real:] = IGNORED
                 yield batch
             if not held or pad:
                 return
             crossed = True
+
+    def _one_pass(self) -> Iterator[Row]:
+        """The rows of this pass, as tokens and what is known of each; then the next one begins."""
+        try:
+            for row in self.opened().one_pass(self.epoch):
+                self._documents += row[1].begun
+                yield row
+        except GeneratorExit:
+            raise
+        except BaseException:  # the rows were taken back
+            self.epoch, self._documents = self._before
+            raise
+        self.epoch += 1
+        self._documents = 0
+        if self._worker is not None:
+            self._ended[self._worker] = self.epoch
+
+    def _begin(self) -> None:
+        """Begin a batch: if it fails, all of it comes again."""
+        self._before = self.epoch, self._documents
+        self.opened().share.begin()
+
+    def _made(self, stream: TextStream, rows: Sequence[Row]) -> Sample:
+        """Rows as a batch, which from here on counts as delivered."""
+        try:
+            tokens = np.stack([tokens for tokens, _ in rows])
+            batch = stream.batch_of(tokens, [each for _, each in rows])
+        except BaseException:
+            stream.share.undo()
+            self.epoch, self._documents = self._before
+            raise
+        self._begin()
+        return batch
 
     def opened(self) -> TextStream:
         """The stream that the rows come from."""
@@ -206,7 +232,7 @@ class PassStream(IterableDataset[Sample]):
                 stacklevel=3,
             )
             epoch = self.epoch
-            for _ in self.one_pass():
+            for _ in self._one_pass():
                 if self._documents >= documents:
                     break
             assert self.epoch in (epoch, epoch + 1)
@@ -218,10 +244,6 @@ class PassStream(IterableDataset[Sample]):
             kept["_pending"] = self.state_dict()
             kept["_stream"] = None
         return kept
-
-
-def _batch(stream: TextStream, rows: Sequence[Row]) -> Sample:
-    return stream.batch_of(np.stack([tokens for tokens, _ in rows]), [each for _, each in rows])
 
 
 def _number(state: Mapping[str, Any], name: str, default: int | None = None) -> int:

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.stream.corpus import KEPT, Corpus
+from penstock.errors import DataError, MissingData
+from penstock.stream.corpus import KEPT, Corpus, footers_of
 from penstock.text.batches import Texts, Unit
-from penstock.text.documents import Policy, read_texts, refuse
+from penstock.text.documents import Policy, Reject, find_files, read_texts, refuse
 
 CHUNK = 8 << 20  # bytes of text after which a chunk is closed
 
@@ -46,14 +47,36 @@ class Docs:
         return Docs(self.first, self.texts.take(pa.array(which)), self.addresses[np.asarray(which)])
 
 
+class Rejected:
+    """Documents left out: each counts once, however often its unit is read."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: dict[Unit, int] = {}  # of each unit, the address up to which they are counted
+        self._files: Counter[str] = Counter()
+
+    def add(self, unit: Unit, reject: Reject) -> None:
+        """Count a reject; those of a unit come in order."""
+        with self._lock:
+            if reject.address > self._last.get(unit, -1):
+                self._last[unit] = reject.address
+                self._files[reject.path] += 1
+
+    def by_file(self) -> dict[str, int]:
+        """How many of each file."""
+        return dict(sorted(self._files.copy().items()))
+
+
 class Reader:
     """Reads units of a corpus, from any thread."""
 
-    def __init__(self, corpus: Corpus, field: str, policy: Policy) -> None:
+    def __init__(
+        self, corpus: Corpus, field: str, policy: Policy, rejected: Rejected | None = None
+    ) -> None:
         self._corpus, self._field, self._policy = corpus, field, policy
         self._kept = _Kept()
-        self._lock = threading.Lock()
-        self.rejected: Counter[str] = Counter()  # documents left out, by file
+        self._stamps = [file.stamp for file in corpus.files]
+        self.rejected = rejected or Rejected()
 
     def chunks(self, unit: Unit) -> Iterator[Docs]:
         """The unit's documents in closed chunks: those that begin in the same CHUNK of its text."""
@@ -101,29 +124,42 @@ class Reader:
     def _read(self, unit: Unit) -> Iterator[Texts]:
         file = self._corpus.files[unit.file]
         footer = self._corpus.footers[unit.file]
+        self._check(unit.file)
         sliced = unit.row_begin or unit.row_end >= 0
         if sliced and footer.sizes[unit.begin] <= KEPT:
-            yield self._slice(unit)
-            return
+            whole = self._kept.get((unit.file, unit.begin), lambda: self._group(unit))
+            if whole is not None:
+                yield self._slice(unit, whole)
+                return
         for texts in read_texts(file, unit, self._field, policy="reject"):
             self._refuse(unit, texts)
             yield texts
 
-    def _slice(self, unit: Unit) -> Texts:
+    def _check(self, number: int) -> None:
+        """Refuse a file that is another one than was listed: addresses would mean other rows."""
+        file = self._corpus.files[number]
+        if "://" in file.path:
+            return  # would cost a request a unit
+        try:
+            (now,) = find_files([file.path])
+        except MissingData:
+            return  # said when it is opened
+        if now.stamp == self._stamps[number]:
+            return
+        if footers_of([now], self._field) != self._corpus.footers[number : number + 1]:
+            raise DataError(
+                f"{file.path} has changed since the stream began: put back the file that was "
+                "there, or begin anew with this one"
+            )
+        self._stamps[number] = now.stamp  # touched, and the same
+
+    def _group(self, unit: Unit) -> Iterator[Texts]:
+        """The whole row group of a slice."""
+        group = Unit(file=unit.file, begin=unit.begin, end=unit.end)
+        return read_texts(self._corpus.files[unit.file], group, self._field, policy="reject")
+
+    def _slice(self, unit: Unit, whole: list[Texts]) -> Texts:
         """A slice of a row group that is held whole, so that it is decoded once for all of them."""
-        file = self._corpus.files[unit.file]
-        whole = self._kept.get(
-            (unit.file, unit.begin),
-            self._corpus.footers[unit.file].sizes[unit.begin],
-            lambda: list(
-                read_texts(
-                    file,
-                    Unit(file=unit.file, begin=unit.begin, end=unit.end),
-                    self._field,
-                    policy="reject",
-                )
-            ),
-        )
         before = sum(self._corpus.footers[unit.file].rows[: unit.begin])
         begin = before + unit.row_begin
         end = before + (unit.row_end if unit.row_end >= 0 else 1 << 62)
@@ -146,8 +182,7 @@ class Reader:
         for reject in texts.rejects:
             if self._policy == "error":
                 refuse(file, reject)
-            with self._lock:
-                self.rejected[file.path] += 1
+            self.rejected.add(unit, reject)
 
 
 def _ends(texts: pa.LargeStringArray) -> npt.NDArray[np.int64]:
@@ -171,18 +206,26 @@ class _Kept:
         self._lock = threading.Lock()
         self._found: OrderedDict[tuple[int, int], tuple[int, list[Texts]]] = OrderedDict()
         self._busy: dict[tuple[int, int], threading.Lock] = {}
+        self._large: set[tuple[int, int]] = set()  # more than their footers told: repeated texts
 
-    def get(self, key: tuple[int, int], size: int, read: object) -> list[Texts]:
-        """What `read` gives, from memory where it is there."""
-        assert callable(read)
+    def get(self, key: tuple[int, int], read: Callable[[], Iterator[Texts]]) -> list[Texts] | None:
+        """What `read` gives, from memory where it is there; None where it is more than KEPT."""
         with self._lock:
             alone = self._busy.setdefault(key, threading.Lock())
         with alone:
             with self._lock:
+                if key in self._large:
+                    return None
                 if key in self._found:
                     self._found.move_to_end(key)
                     return self._found[key][1]
-            texts: list[Texts] = read()
+            texts, size = [], 0
+            for each in read():
+                texts.append(each)
+                size += each.texts.nbytes
+                if size > 2 * KEPT:  # offsets and ids' worth above what a footer counts
+                    self._large.add(key)
+                    return None
             with self._lock:
                 self._found[key] = size, texts
                 while len(self._found) > 1 and sum(s for s, _ in self._found.values()) > KEPT:

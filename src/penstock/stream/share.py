@@ -7,7 +7,8 @@ from g0 + rank on, and so owns the lanes with (lane − g0) mod W = rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,13 @@ class Policy:
             return read_crop_address(lane, address)
         return read_address(lane, address)
 
+    def units(self, address: list[Any]) -> list[At]:
+        """Where in the deal an address that was read is, and what it waits for is from."""
+        if self.name == "best_fit_crop":
+            following, waiting = address
+            return [(each[0], each[1]) for each in (following, *waiting)]
+        return [(address[0], address[1])]
+
 
 def check_world(lanes: int, world: int) -> None:
     """Refuse a number of ranks that cannot have the same number of lanes each."""
@@ -98,6 +106,8 @@ class Share:
         self._turn = rank  # the row of the stream that is this rank's next one
         self._source: Source | None = None
         self._ahead: Ahead | None = None
+        self._before = 0, Tally()  # the row and the tally before the latest draw
+        self._marks: dict[int, Any] = {}  # of each lane that it drew from
 
     @property
     def source(self) -> Source:
@@ -108,25 +118,32 @@ class Share:
 
     def own(self) -> list[int]:
         """This rank's lanes (or a worker's part of them), in the order of their turns."""
-        first, each = self.row + self.rank, self.lanes // self.world
+        return self._own(self.row)
+
+    def _own(self, row: int) -> list[int]:
+        first, each = row + self.rank, self.lanes // self.world
         worker, workers = self.part
         return [(first + k * self.world) % self.lanes for k in range(worker, each, workers)]
 
     def load(self, row: int, addresses: Mapping[int, Any]) -> None:
         """Go on at a row, each lane at its address."""
-        before = self.row
-        self.row = row
-        missing = [lane for lane in sorted(self.own()) if lane not in addresses]
+        own = sorted(self._own(row))
+        missing = [lane for lane in own if lane not in addresses]
         if missing:
-            self.row = before
             raise StateMismatch(
                 f"this state has no address of {_some(missing)}: rank {self.rank} of {self.world} "
                 "needs them; join the states of all ranks with merge_states, and load that"
             )
-        for lane in self.own():
-            self._policy.read(lane, addresses[lane])
+        for lane in own:
+            for at in self._policy.units(self._policy.read(lane, addresses[lane])):
+                if not self.source.deal.has(lane, at):
+                    raise StateMismatch(
+                        f"this state has lane {lane} at unit {at[1]} of epoch {at[0]}, which is "
+                        "none of that lane's: it is damaged, or was saved over other data"
+                    )
         self.rest()
-        self._addresses = {lane: list(addresses[lane]) for lane in sorted(self.own())}
+        self.row = row
+        self._addresses = deepcopy({lane: addresses[lane] for lane in own})
         self.tally = Tally()
 
     def begin_epoch(self, epoch: int) -> None:
@@ -148,8 +165,18 @@ class Share:
     def rest(self) -> None:
         """Let go of threads and of what waits; the next row is made from addresses."""
         if self._lanes:
-            self._addresses = self.addresses()
-            self._lanes = {}
+            self._let_go(self.addresses())
+
+    def undo(self) -> None:
+        """Take the latest draw back: its rows come again."""
+        marks = self._marks
+        addresses = {lane: found.address(marks.get(lane)) for lane, found in self._lanes.items()}
+        self.row, self.tally = self._before
+        self._let_go(addresses)
+
+    def _let_go(self, addresses: dict[int, list[Any]]) -> None:
+        self._addresses, self._lanes = addresses, {}
+        self.tally.tokens = self.tally.delivered + self.tally.cropped  # what waited comes in again
         if self._ahead is not None and self._ahead.alive:
             self._ahead.close()
         self._ahead = None
@@ -159,7 +186,7 @@ class Share:
         if self._lanes:
             return {lane: found.address() for lane, found in sorted(self._lanes.items())}
         if self._addresses is not None:
-            return self._addresses
+            return deepcopy(self._addresses)
         deal = self.source.deal
         return {lane: self._policy.begin(deal.first(lane)) for lane in sorted(self.own())}
 
@@ -172,16 +199,32 @@ class Share:
 
     def draw(self, count: int, dtype: npt.DTypeLike) -> tuple[npt.NDArray[Any], list[Drawn]]:
         """This rank's next `count` rows: (count, width) tokens, and what is known of each."""
-        lanes = self.started()
+        self.started()
         tokens = np.empty((count, self._policy.width), dtype)
         drawn = []
+        self.begin()
         for out in tokens:
-            found = lanes[self._turn % self.lanes].row(out)
+            found = self._row(self._turn % self.lanes, out)
             assert found is not None, "only a pass ends"
             drawn.append(found)
             self._turn += self.world
         self.row += count * self.world
         return tokens, drawn
+
+    def begin(self) -> None:
+        """Begin a draw: what `undo` takes back is what is drawn from here on."""
+        self._before, self._marks = (self.row, replace(self.tally)), {}
+
+    def _row(self, number: int, out: npt.NDArray[Any]) -> Drawn | None:
+        """A lane's next row. A failure takes the whole draw back, so that another try is one."""
+        lane = self._lanes[number]
+        try:
+            if number not in self._marks:
+                self._marks[number] = lane.mark()
+            return lane.row(out)
+        except BaseException:
+            self.undo()
+            raise
 
     def one_pass(
         self, epoch: int, dtype: npt.DTypeLike
@@ -191,42 +234,54 @@ class Share:
         Of `ConcatLane`s alone. Turns of lanes that have ended are counted too, so that ranks keep
         their lanes whatever the others do.
         """
-        lanes = self.started()
-        live = set(lanes)
-        for lane in lanes.values():
-            assert isinstance(lane, ConcatLane)
-            lane.pass_ = epoch
+        live = set(self.own())
+        known: dict[int, Lane] = {}
         while live:
-            turn = self._turn % self.lanes
+            if self.started() is not known:
+                known = self._lanes
+                for lane in known.values():
+                    assert isinstance(lane, ConcatLane)
+                    lane.pass_ = epoch
+            number = self._turn % self.lanes
+            if number in live:
+                out = np.empty(self._policy.width, dtype)
+                drawn = self._row(number, out)
+                if drawn is None:
+                    live.remove(number)
             self._turn += self.world
             self.row += self.world
-            if turn in live:
-                out = np.empty(self._policy.width, dtype)
-                drawn = lanes[turn].row(out)
-                if drawn is None:
-                    live.remove(turn)
-                else:
-                    yield out, drawn
+            if number in live and drawn is not None:
+                yield out, drawn
 
     def started(self) -> dict[int, Lane]:
         """The lanes, at work: anew in a forked child, which has none of its parent's threads."""
-        if self._ahead is not None and not self._ahead.alive:
+        if self._ahead is not None and self._ahead.forked:
             self.rest()
+            self._source = None  # a thread of the parent may hold one of its locks
         if not self._lanes:
-            addresses = self.addresses()
             self._turn = self.row + self.rank
-            self._ahead = Ahead(self._threads, self._threads + 2)
-            for k, lane in enumerate(self.own()):
-                seat = Seat(
-                    lane=lane,
-                    source=self.source,
-                    ahead=self._ahead,
-                    tally=self.tally,
-                    turn=self._turn + (self.part[0] + k * self.part[1]) * self.world,
-                    every=self.lanes,
-                )
-                self._lanes[lane] = self._policy.lane(seat, addresses[lane])
+            ahead = Ahead(self._threads, self._threads + 2)
+            try:
+                self._lanes = self._made(ahead)
+            except BaseException:
+                ahead.close()
+                raise
+            self._ahead = ahead
         return self._lanes
+
+    def _made(self, ahead: Ahead) -> dict[int, Lane]:
+        addresses, lanes = self.addresses(), {}
+        for k, lane in enumerate(self.own()):
+            seat = Seat(
+                lane=lane,
+                source=self.source,
+                ahead=ahead,
+                tally=self.tally,
+                turn=self._turn + (self.part[0] + k * self.part[1]) * self.world,
+                every=self.lanes,
+            )
+            lanes[lane] = self._policy.lane(seat, addresses[lane])
+        return lanes
 
 
 def _some(lanes: list[int]) -> str:

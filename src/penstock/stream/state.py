@@ -8,6 +8,7 @@ batch; what it gives loads at any number of ranks that divides the lanes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from penstock.order.identity import check_identity, short
 
 VERSION = 1
 LOCAL = ("rank", "world_size", "rank_docs_consumed")
+_DECIMAL = re.compile("[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ def read_stream_state(state: Any) -> Saved:
         _require(_whole(state.get(name)), name, state.get(name), "a whole number from 0 on")
     lanes, identity = state.get("lanes"), state.get("identity")
     _require(isinstance(identity, Mapping), "identity", identity, "a dict")
-    good = isinstance(lanes, Mapping) and all(str(lane).isdecimal() for lane in lanes)
+    good = isinstance(lanes, Mapping) and all(_DECIMAL.fullmatch(str(lane)) for lane in lanes)
     _require(good, "lanes", lanes, "a dict of each lane's address")
     assert isinstance(lanes, Mapping)
     assert isinstance(identity, Mapping)

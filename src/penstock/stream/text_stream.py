@@ -113,7 +113,9 @@ class TextStream:
             pad=next(pad for pad in pads if pad is not None),
             buffer_size=self._buffer,
         )
-        self.corpus = open_corpus(paths, text_field, lanes=at_least(1, lanes, "lanes"))
+        lanes = at_least(1, lanes, "lanes")
+        self.corpus = open_corpus(paths, text_field, lanes=lanes)
+        self._rejects: Rejects = policy
         self._reader = Reader(self.corpus, text_field, policy)
         self.share = Share(
             self._source,
@@ -121,7 +123,7 @@ class TextStream:
             lanes=lanes,
             rank=self.rank,
             world=self.world_size,
-            threads=at_least(1, threads or threads_here(), "threads"),
+            threads=threads_here() if threads is None else at_least(1, threads, "threads"),
         )
         self.step = 0  # batches delivered since the run began
         if packing == "chunked":
@@ -138,7 +140,12 @@ class TextStream:
     def next_batch(self) -> Sample:
         """The next batch; from here on it counts as delivered."""
         asked = time.perf_counter()
-        batch = self.batch_of(*self.share.draw(self.batch_size, self._dtype))
+        tokens, drawn = self.share.draw(self.batch_size, self._dtype)
+        try:
+            batch = self.batch_of(tokens, drawn)
+        except BaseException:
+            self.share.undo()  # what was not delivered comes again
+            raise
         self.step += 1
         self._batches += 1
         self._waited += time.perf_counter() - asked
@@ -168,7 +175,9 @@ class TextStream:
         return batch
 
     def _source(self) -> Source:
-        crop = self.packing == "best_fit_crop"
+        crop, rejected = self.packing == "best_fit_crop", self._reader.rejected
+        # Anew in a forked child, as is all that threads share.
+        self._reader = Reader(self.corpus, self.text_field, self._rejects, rejected)
         return Source(
             name=self.corpus.name,
             units=self.corpus.units,
@@ -232,6 +241,7 @@ class TextStream:
             "seq_len": self.seq_len,
             "packing": self.packing,
             "lanes": self.share.lanes,
+            "units": len(self.corpus.units),
             "seed": self.seed,
             "shuffle": self.shuffle,
             "order": ORDER_VERSION,
@@ -248,7 +258,8 @@ class TextStream:
         """What this rank was given since it began or loaded a state, and where each token went.
 
         tokens = delivered + cropped + waiting, and rows × (seq_len + 1) = delivered + repeated +
-        padding; `trained` are labels.
+        padding; `trained` are labels. `rejected` are the documents left out, by file: of all
+        that this process has read, ahead too, each counted once.
         """
         seconds = time.perf_counter() - self._since
         tokens = self._batches * self.batch_size * self.seq_len
@@ -259,12 +270,11 @@ class TextStream:
             "tokens_per_second": tokens / seconds if seconds else 0.0,
             "waited_seconds": self._waited,
             "ledger": self.share.tally.to_dict(),
-            "rejected": dict(self._reader.rejected),
+            "rejected": self._reader.rejected.by_file(),
         }
 
     def _reset_stats(self) -> None:
         self._since, self._waited, self._batches = time.perf_counter(), 0.0, 0
-        self._reader.rejected.clear()
 
     def close(self) -> None:
         """Let the threads go; the next batch starts them again."""
