@@ -13,11 +13,15 @@ BENCH := .venv-bench/bin
 PIP_BENCH := $(BENCH)/python -m pip -qq --disable-pip-version-check --no-input
 READY_BENCH := .venv-bench/.ready
 
+EXAMPLES := .venv-examples/bin
+PIP_EXAMPLES := $(EXAMPLES)/python -m pip -qq --disable-pip-version-check --no-input
+READY_EXAMPLES := .venv-examples/.ready
+
 MAKEFLAGS += --silent
 .DEFAULT_GOAL := help
 # Under -j too, `check` stops at the first thing that is wrong and ends with the tests.
 .NOTPARALLEL:
-.PHONY: help setup test test-long check lint doctest format demo bench-loading bench-packing bench-prepare clean
+.PHONY: help setup test test-examples test-long check lint doctest format demo bench-loading bench-packing bench-prepare clean
 
 help: ## this list
 	sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -44,8 +48,19 @@ $(READY_BENCH): pyproject.toml benchmarks/requirements.txt
 	$(PIP_BENCH) install -c benchmarks/requirements.txt --no-build-isolation -e .
 	touch $@
 
+$(READY_EXAMPLES): pyproject.toml constraints.txt examples/requirements.txt
+	echo "Setting up .venv-examples (once)"
+	$(PYTHON) -m venv .venv-examples
+	$(PIP_EXAMPLES) install -c constraints.txt torch hatchling editables
+	$(PIP_EXAMPLES) install -c constraints.txt --no-build-isolation -e '.[dev,fast]'
+	$(PIP_EXAMPLES) install -c constraints.txt -r examples/requirements.txt
+	touch $@
+
 test: $(READY) ## the tests, warnings as errors (a few minutes)
 	$(PYTEST)
+
+test-examples: $(READY_EXAMPLES) ## the examples, each in its trainer, killed and resumed
+	$(EXAMPLES)/python -m pytest -n 0 -m examples tests/examples
 
 test-long: $(READY) ## the tests and the long ones: soaks, many kills, 10^8 documents
 	$(PYTEST) -m "long or not long" --timeout 7200
