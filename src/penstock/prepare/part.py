@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from penstock.pack import pack_rows, position_ids
 from penstock.prepare.chunk import Chunk, joined
@@ -21,6 +20,7 @@ from penstock.prepare.tally import Tally
 from penstock.store import ShardWriter
 from penstock.store.paths import safe_name
 from penstock.store.segments import bounds_of
+from penstock.text.arrow import integers, strings
 from penstock.text.documents import Records, Reject, Texts, refuse
 from penstock.text.files import InputFile
 
@@ -96,8 +96,8 @@ class Part:
         if not len(kept):
             return
         if len(kept) < len(texts):
-            texts, addresses = texts.take(pa.array(kept)), addresses[kept]
-            own = None if own is None else own.take(pa.array(kept))
+            texts, addresses = texts.take(integers(kept)), addresses[kept]
+            own = None if own is None else own.take(integers(kept))
         ids, offsets = self._worker.tokenizer.encode(texts)
         whole = np.diff(offsets)
         ids, offsets, cut = builder.frame(ids, offsets)
@@ -159,7 +159,7 @@ class Part:
             values[name] = np.concatenate(parts) if parts else np.empty(0, np.int64)
         addresses = np.array([each.address for each in kept], np.int64)
         named = [None if each.id is None else str(each.id) for each in kept]
-        own = pa.array(named, pa.string()) if any(named) else None
+        own = strings(named) if any(named) else None
         return Chunk(values, lengths, file.path, addresses, own)
 
     # --- records out

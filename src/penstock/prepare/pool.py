@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DataError, PenstockError
-from penstock.prepare.plan import Work
-from penstock.prepare.worker import Task, Worker
+
+if TYPE_CHECKING:
+    from penstock.prepare.plan import Work
+    from penstock.prepare.worker import Task, Worker
 
 Note = Callable[[int, dict[str, Any]], None]
 Answer = dict[str, Any] | PenstockError
@@ -35,23 +37,42 @@ class Pool:
     def __init__(self, count: int) -> None:
         self._here: Worker | None = None
         self._processes: list[tuple[Any, Connection]] = []
+        self.resize(count)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    @property
+    def count(self) -> int:
+        """How many processes there are."""
+        return len(self._processes)
+
+    def resize(self, count: int) -> None:
+        """Have so many processes, before a task is given to them."""
+        self._end(self._processes[count:], at_once=True)
+        del self._processes[count:]
         context = multiprocessing.get_context("spawn")
         with _deaf_to_ctrl_c():
-            for _ in range(count):
+            for _ in range(count - self.count):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_serve, args=(theirs,), daemon=True)
                 process.start()
                 theirs.close()
                 self._processes.append((process, ours))
 
-    def __enter__(self) -> Pool:
-        return self
+    def restart(self) -> None:
+        """As many new processes, for another task."""
+        count = self.count
+        self.resize(0)
+        self.resize(count)
 
     def begin(self, task: Task) -> None:
         """Tell the workers what all works have in common."""
         for process, pipe in self._processes:
             _send(process, pipe, task)
         if not self._processes:
+            from penstock.prepare.worker import Worker  # noqa: PLC0415 - see _serve
+
             self._here = Worker(task)
 
     def __exit__(
@@ -60,11 +81,15 @@ class Pool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for process, pipe in self._processes:
+        self._end(self._processes, at_once=kind is not None)
+
+    @staticmethod
+    def _end(processes: Sequence[tuple[Any, Connection]], *, at_once: bool) -> None:
+        for process, pipe in processes:
             pipe.close()  # an idle worker ends at this
-            if kind is not None:
+            if at_once:
                 process.terminate()
-        for process, _ in self._processes:
+        for process, _ in processes:
             process.join()
 
     def run(self, works: Sequence[Work], note: Note, limit: int | None = None) -> None:
@@ -143,6 +168,9 @@ def _serve(pipe: Connection) -> None:
     """A worker's life: the task and then works in, completion marks out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    # Not at the top: this process imports it while its parent does, not before that starts it.
+    from penstock.prepare.worker import Worker  # noqa: PLC0415
+
     task: Task | None = None
     worker: Worker | None = None
     while True:

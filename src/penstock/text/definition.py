@@ -54,10 +54,10 @@ class Definition:
         return {t["content"]: t["id"] for t in self.content["added_tokens"] if t.get("special")}
 
     @property
-    def added(self) -> list[str]:
-        """The text of every added token, in order of id."""
-        tokens = sorted(self.content["added_tokens"], key=operator.itemgetter("id"))
-        return [token["content"] for token in tokens]
+    def added(self) -> list[tuple[str, int]]:
+        """Every added token's text and id, in order of id."""
+        tokens = [(token["content"], token["id"]) for token in self.content["added_tokens"]]
+        return sorted(tokens, key=operator.itemgetter(1))
 
 
 def read_json(file: Path) -> dict[str, Any]:
