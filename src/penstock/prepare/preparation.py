@@ -60,6 +60,7 @@ class Preparation:
 
     def run(self, pool: Pool) -> Tally:
         """Do what is left to do; gives what became of every document and token."""
+        pool.open(self._opening.first)
         folder, (facts, kind) = Folder(self.out), _facts(self._opening.first)
         definition = definition_of(
             self._files,
@@ -88,28 +89,23 @@ class Preparation:
         """
         opening, used = self._opening, self._opening.first
         pool.resize(min(self.workers, len(run.missing)))
-        if pool.count:
-            used.make_ready()  # once for all workers
         opening.compare([] if self._asked.backend == "reference" else sample_of(self._files))
+        task = Task(
+            config=self.config,
+            files=tuple(self._files),
+            policy=self._asked.policy,
+            out=self.out,
+            now=run.folder.began(),
+        )
         while True:
             try:
-                pool.begin(self._task(run, used))
+                pool.begin(task)
                 return run.through(pool, _once_settled(opening, used, partial(self._note, run)))
             except (PenstockError, _DifferentIds):
                 if opening.settled() is used:
                     raise
             used = opening.settled()
-            pool.restart()
-
-    def _task(self, run: Run, tokenizer: FileTokenizer) -> Task:
-        return Task(
-            config=self.config,
-            files=tuple(self._files),
-            tokenizer=tokenizer.whole() if self.workers else tokenizer,
-            policy=self._asked.policy,
-            out=self.out,
-            now=run.folder.began(),
-        )
+            pool.restart(used)
 
     def _note(self, run: Run, number: int, mark: dict[str, Any]) -> None:
         """Keep a completion mark, and say how far it is."""

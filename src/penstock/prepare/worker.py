@@ -25,7 +25,7 @@ from penstock.prepare.plan import Folder, Work
 from penstock.prepare.tally import Tally
 from penstock.text.documents import Policy, Records, Texts, read_records, read_texts
 from penstock.text.files import InputFile, find_files
-from penstock.text.tokenizer import Tokenizer, Whole
+from penstock.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,6 @@ class Task:
 
     config: PipelineConfig
     files: tuple[InputFile, ...]
-    tokenizer: Tokenizer | Whole  # whole, for another process: what the parent read is used
     policy: Policy
     out: Path
     now: datetime  # what templates that write dates are told: when the run was begun
@@ -43,10 +42,9 @@ class Task:
 class Worker:
     """A mask builder that is kept from one work to the next."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, tokenizer: Tokenizer) -> None:
         self.task, self.config = task, task.config
-        given = task.tokenizer
-        self.tokenizer: Tokenizer = given.open() if isinstance(given, Whole) else given
+        self.tokenizer = tokenizer
         self.builder = MaskBuilder(task.config, self.tokenizer, now=task.now)
         self.keys = keys_of(task.config, self.builder.keys)
         self.around = 0  # tokens that are put around each text: BOS, EOS

@@ -1,6 +1,6 @@
 """The fast path: gigatoken, many times as quick as the reference, and checked against it.
 
-    Fast(json_text, memory_limit=256 << 20).encode(pa.array(["Hello"], pa.large_string()))
+    Fast(json_bytes, memory_limit=256 << 20).encode(pa.array(["Hello"], pa.large_string()))
 
 It remembers every word it has met, about 0.8 bytes for each byte of prose and up to 8 for text in
 which no word comes twice, and never forgets. So the object is dropped and opened again when what it
@@ -42,7 +42,7 @@ Encoded = tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]
 class Fast:
     """A tokenizer.json, opened by gigatoken."""
 
-    def __init__(self, content: str, *, memory_limit: int, alone: bool = False) -> None:
+    def __init__(self, content: bytes, *, memory_limit: int, alone: bool = False) -> None:
         self._content, self._limit = content, memory_limit
         self._alone, self._short = alone, 0
         self.opened = 0

@@ -53,10 +53,13 @@ class Tokenizer(Protocol):
     bos_id: int | None
     pad_id: int | None
     vocab_size: int  # largest id + 1
-    content_hash: str  # of what decides ids
     specials: dict[str, int]  # added tokens marked special, by text
     chat_template: str | None
     special_tokens_map: dict[str, str]  # "eos_token" -> "</s>"
+
+    @property
+    def content_hash(self) -> str:
+        """Of what decides ids."""
 
     def encode(self, texts: Texts, *, specials: Specials = "text") -> tuple[Ids, Offsets]:
         """All texts' ids, and offsets (texts + 1): text i is ids[offsets[i]:offsets[i + 1]]."""
@@ -92,12 +95,12 @@ class FileTokenizer:
         self.eos_id, self.bos_id = definition.eos_id, definition.bos_id
         self.pad_id = definition.pad_id
         self.vocab_size, self.specials = definition.vocab_size, definition.specials
-        self.content_hash = content_hash(definition.content)
         self.chat_template = definition.chat_template
         self.special_tokens_map = dict(definition.named)
         self._path, self._trust_pickle = definition.path, trust_pickle
         self._threads, self._memory_limit, self._alone = threads, memory_limit, alone
         self._contents = Contents(definition)
+        self._hash = ""  # until it is asked for
         self._normalises = normalises(definition.content)
         self._open_pools()
 
@@ -114,16 +117,26 @@ class FileTokenizer:
             lambda: Fast(self._contents.get(specials, fast=True), memory_limit=limit, alone=alone)
         )
 
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 of what decides ids."""
+        if not self._hash:
+            self._hash = content_hash(self._contents.decoded())
+        return self._hash
+
     def on(self, backend: Backend) -> FileTokenizer:
         """The same tokenizer on another backend."""
         return Whole({**self.whole().state, "backend": backend}).open()
 
-    def make_ready(self) -> None:
-        """Do what is done once before texts are encoded, so that copies need not."""
-        self._contents.get("text", fast=self.backend == "gigatoken")
+    def warm_up(self) -> None:
+        """Open what encodes plain text, before there is any."""
+        pools: Any = self._fasts if self.backend == "gigatoken" else self._references
+        with pools["text"].borrow():
+            pass
 
     def whole(self) -> Whole:
         """The tokenizer with all that it holds, to be pickled as that."""
+        self._contents.get("text", fast=self.backend == "gigatoken")  # once, for all copies
         engines = ("_references", "_fasts")
         return Whole({name: value for name, value in vars(self).items() if name not in engines})
 
