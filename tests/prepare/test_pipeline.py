@@ -145,6 +145,30 @@ def test_a_second_run_does_nothing(corpus: Path, tmp_path: Path, monkeypatch: An
     assert before == after
 
 
+PANDAS = """
+import sys
+asked = []
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pandas":
+            asked.append(name)
+
+sys.meta_path.insert(0, Finder())
+from penstock.prepare import Pipeline, recipe
+assert not {"numpy", "pyarrow"} & set(sys.modules)  # workers start before these are imported
+corpus, out, tokenizer = sys.argv[1:]
+Pipeline(recipe("pretrain"), corpus, out, tokenizer, workers=0).run()
+print(len(asked), "jinja2" in sys.modules)
+"""
+
+
+def test_plain_text_asks_neither_for_pandas_nor_for_templates(corpus: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PANDAS, str(corpus), str(tmp_path / "out"), str(gpt2_like())]
+    ran = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    assert ran.stdout.split() == ["0", "False"]
+
+
 RUN = """
 import sys
 from penstock.prepare import Pipeline, plan, preparation, recipe
