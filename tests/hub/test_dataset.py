@@ -32,7 +32,7 @@ from penstock import (
     verify,
 )
 from penstock.hub import store_of
-from penstock.prepare import pipeline, plan
+from penstock.prepare import plan, preparation
 
 ROOT = Path(__file__).parents[2]
 T = 32
@@ -245,10 +245,10 @@ def test_of_processes_that_come_at_once_one_writes_and_all_read(tmp_path: Path) 
 
 KILLED = """
 import os, signal
-from penstock.prepare import pipeline, plan
+from penstock.prepare import preparation, plan
 from penstock.prepare.run import Run
 works_of, keep = plan.works_of, Run.keep
-pipeline.works_of = lambda files: works_of(files, 4_000)
+preparation.works_of = lambda files: works_of(files, 4_000)
 def keep_two(run, number, mark):
     keep(run, number, mark)
     if len(run.marks) == 2:
@@ -296,7 +296,7 @@ def test_documents_that_are_gone_are_written_again_from_the_start(
     texts = documents(60)
     folder = write(tmp_path / "d", "parquet", "train", texts)
     monkeypatch.setattr(
-        pipeline.Run, "keep", lambda *_: (_ for _ in ()).throw(DataError("stopped"))
+        preparation.Run, "keep", lambda *_: (_ for _ in ()).throw(DataError("stopped"))
     )
     with pytest.raises(DataError, match="stopped"):
         load(folder, "train[:40]")

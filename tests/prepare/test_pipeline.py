@@ -31,8 +31,8 @@ from tests.text.tokenizers_for_tests import (
 
 from penstock import ConfigError, DataError, PenstockError, open_store, verify
 from penstock.cli import main
-from penstock.prepare import Pipeline, PipelineConfig, pipeline, plan, recipe
-from penstock.prepare.pipeline import Progress
+from penstock.prepare import Pipeline, PipelineConfig, plan, preparation, recipe
+from penstock.prepare.tally import Progress
 from penstock.store import source_of
 from penstock.text.documents import read_at
 from penstock.text.files import find_files
@@ -79,7 +79,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """Works of a few documents, so that there are many."""
     real = plan.works_of
-    monkeypatch.setattr(pipeline, "works_of", lambda files: real(files, 8_000))
+    monkeypatch.setattr(preparation, "works_of", lambda files: real(files, 8_000))
 
 
 def prepare(inputs: Any, out: Path, config: PipelineConfig | None = None, **options: Any) -> Any:
@@ -140,17 +140,41 @@ def test_any_number_of_workers_gives_the_same_bytes(
 def test_a_second_run_does_nothing(corpus: Path, tmp_path: Path, monkeypatch: Any) -> None:
     first = prepare(corpus, tmp_path / "out").run()
     before = {p: p.stat().st_mtime_ns for p in sorted((tmp_path / "out").rglob("*"))}
-    monkeypatch.setattr(pipeline, "works_of", None)
+    monkeypatch.setattr(preparation, "works_of", None)
     assert prepare(corpus, tmp_path / "out").run() == first
     after = {p: p.stat().st_mtime_ns for p in sorted((tmp_path / "out").rglob("*"))}
     assert before == after
 
 
+PANDAS = """
+import sys
+asked = []
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pandas":
+            asked.append(name)
+
+sys.meta_path.insert(0, Finder())
+from penstock.prepare import Pipeline, recipe
+assert not {"numpy", "pyarrow"} & set(sys.modules)  # workers start before these are imported
+corpus, out, tokenizer = sys.argv[1:]
+Pipeline(recipe("pretrain"), corpus, out, tokenizer, workers=0).run()
+print(len(asked), "jinja2" in sys.modules)
+"""
+
+
+def test_plain_text_asks_neither_for_pandas_nor_for_templates(corpus: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PANDAS, str(corpus), str(tmp_path / "out"), str(gpt2_like())]
+    ran = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    assert ran.stdout.split() == ["0", "False"]
+
+
 RUN = """
 import sys
-from penstock.prepare import Pipeline, recipe, pipeline, plan
+from penstock.prepare import Pipeline, plan, preparation, recipe
 real = plan.works_of
-pipeline.works_of = lambda files: real(files, 8_000)
+preparation.works_of = lambda files: real(files, 8_000)
 if __name__ == "__main__":
     corpus, out, tokenizer, workers = sys.argv[1:]
     Pipeline(recipe("pretrain"), corpus, out, tokenizer, workers=int(workers)).run()
@@ -222,7 +246,7 @@ def test_a_run_that_ends_between_any_two_steps_is_taken_up(
 
         return run
 
-    for name, owner in (("mark", plan.Folder), ("move", pipeline)):
+    for name, owner in (("mark", plan.Folder), ("move", preparation)):
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, stopping(getattr(owner, name), stop))
             with pytest.raises(Stop):

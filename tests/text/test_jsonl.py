@@ -428,8 +428,8 @@ def long_line(folder: Path, suffix: str, size: int) -> None:
         tracemalloc.stop()
     assert count == 100_001
     assert longest > size
-    # The line in the block, by itself and as a string; its Arrow copy is not counted here.
-    assert peak < 3.2 * size
+    # The line in the block, by itself, as a string, and as the bytes that Arrow is given.
+    assert peak < 4.2 * size
 
 
 def test_decoding_at_once_and_one_by_one_agree() -> None:

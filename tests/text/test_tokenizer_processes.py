@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from tests.text.tokenizers_for_tests import gpt2_like, stdlib_texts
 
-from penstock.errors import DataError
+from penstock.errors import ConfigError, DataError
+from penstock.text import fast
 from penstock.text.fast import LOOK, STATM, resident_bytes
 from penstock.text.tokenizer import FileTokenizer, open_tokenizer
 
@@ -137,6 +138,51 @@ def test_files_that_changed_since_are_noticed(tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text("{}")
     with pytest.raises(DataError, match="has changed since it was opened"):
         pickle.loads(blob)
+
+
+def test_a_whole_tokenizer_is_what_was_read_whatever_becomes_of_its_files(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(gpt2_like(), tmp_path / "copy"))
+    tokenizer = open_tokenizer(folder)
+    blob = pickle.dumps(tokenizer.whole())
+    shutil.rmtree(folder)
+    again = pickle.loads(blob).open()
+    again.warm_up()
+    for found, wanted in zip(again.encode(TEXTS), tokenizer.encode(TEXTS), strict=True):
+        assert np.array_equal(found, wanted)
+    assert (again.backend, again.content_hash) == (tokenizer.backend, tokenizer.content_hash)
+    assert again.on("tokenizers").encode(TEXTS)[0].tolist() == tokenizer.encode(TEXTS)[0].tolist()
+
+
+# ---------------------------------------------------------------- texts together, and one by one
+
+
+def test_a_tokenizer_that_is_alone_gives_the_same_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "MANY", 3 * len(TEXTS))
+    together, alone = open_tokenizer(gpt2_like()), open_tokenizer(gpt2_like(), alone=True)
+    short = [text[:200] for text in TEXTS] + ["", "é"]
+    for texts in [TEXTS, short, short, short, short, ["x" * 10**6], [""]]:
+        for found, wanted in zip(alone.encode(texts), together.encode(texts), strict=True):
+            assert np.array_equal(found, wanted)
+            assert found.dtype == wanted.dtype
+
+
+def test_texts_together_that_differ_from_each_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = open_tokenizer(gpt2_like(), alone=True)
+    monkeypatch.setattr(fast, "MANY", 0)
+    monkeypatch.setattr(fast.Fast, "_together", lambda self, begins, data: (begins, begins))
+    with pytest.raises(ConfigError, match="together than for each"):
+        tokenizer.encode(["short", "texts"])
+
+
+def test_long_texts_of_a_tokenizer_that_is_alone_need_no_awkward() -> None:
+    code = f"""
+import sys
+from penstock.text.tokenizer import open_tokenizer
+open_tokenizer({str(gpt2_like())!r}, alone=True).encode(["some text " * 1000] * 10)
+print("awkward" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
 
 
 # --------------------------------------------------------------------------------- reading for ever

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from penstock.prepare.pipeline import Progress
-    from penstock.prepare.tally import Tally
+    from penstock.prepare.tally import Progress, Tally
 
 RECIPES = ("pretrain", "chat", "instruct", "dpo", "grpo")
 

@@ -26,7 +26,9 @@ from penstock.cache import cache_folder, locked, sync_directory
 from penstock.errors import ConfigError, DataError
 from penstock.hub.sources import HubFiles, library, said
 from penstock.prepare.config import PipelineConfig
-from penstock.prepare.pipeline import Pipeline, Progress, tokenizer_facts
+from penstock.prepare.pipeline import Pipeline
+from penstock.prepare.preparation import tokenizer_facts
+from penstock.prepare.tally import Progress
 from penstock.store.manifest import MANIFEST
 from penstock.text.documents import Policy, read_records, units_of
 from penstock.text.files import find_files

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,6 +11,8 @@ from penstock.pack.rows import bounds_of
 
 U32 = npt.NDArray[np.uint32]
 I64 = npt.NDArray[np.int64]
+
+LONG = 400  # tokens a document, from which on to copy each costs less than a mask over all of them
 
 
 def framed(
@@ -29,10 +33,15 @@ def framed(
     if not (before or after or cut) and len(ids) == lengths.sum():
         return ids, offsets, 0
     bounds = bounds_of(kept)
-    body = np.clip(kept - before, 0, lengths)
-    # Token j of a document's body stands at its begin + j; the bodies follow each other.
-    starts = np.repeat(offsets[:-1] - (np.cumsum(body) - body), body)
-    found = ids[starts + np.arange(len(starts))] if cut else ids[offsets[0] : offsets[-1]]
+    if not cut and len(ids) > LONG * len(lengths):
+        return _joined(ids, offsets, bos, eos), bounds, 0
+    if cut:
+        body = np.clip(kept - before, 0, lengths)
+        # Token j of a document's body stands at its begin + j; the bodies follow each other.
+        starts = np.repeat(offsets[:-1] - (np.cumsum(body) - body), body)
+        found = ids[starts + np.arange(len(starts))]
+    else:
+        found = ids[offsets[0] : offsets[-1]]
     out = np.empty(int(bounds[-1]), ids.dtype)
     free = np.ones(len(out), np.bool_)
     if bos is not None:
@@ -43,3 +52,12 @@ def framed(
         out[lasts], free[lasts] = eos, False
     out[free] = found
     return out, bounds, cut
+
+
+def _joined(ids: U32, offsets: I64, bos: int | None, eos: int | None) -> U32:
+    """What `framed` makes of long documents that are not cut: stretches copied whole."""
+    first, last = (np.array([] if i is None else [i], ids.dtype) for i in (bos, eos))
+    parts: list[U32] = []
+    for begin, end in pairwise(offsets.tolist()):
+        parts += (first, ids[begin:end], last)
+    return np.concatenate(parts)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.pack import bounds_of, sums
+from penstock.text.arrow import integers, repeated, strings
 
 I64 = npt.NDArray[np.int64]
 
@@ -35,7 +36,7 @@ class Chunk:
         at = np.repeat(first - bounds_of(length)[:-1], length) + np.arange(int(length.sum()))
         values = {name: value[at] for name, value in self.values.items()}
         path = self.path if isinstance(self.path, str) else [self.path[i] for i in record.tolist()]
-        own = None if self.own is None else self.own.take(pa.array(record))
+        own = None if self.own is None else self.own.take(integers(record))
         lengths = dict.fromkeys(self.lengths, length)
         return Chunk(values, lengths, path, self.addresses[record], own)
 
@@ -67,16 +68,21 @@ class Chunk:
         """The file of each record."""
         return [self.path] * len(self) if isinstance(self.path, str) else self.path
 
+    def _files(self) -> pa.DictionaryArray:
+        if isinstance(self.path, str):
+            return repeated(self.path, len(self))
+        return strings(self.path).cast(pa.string()).dictionary_encode()
+
     def source(self, rows: I64 | None) -> pa.Table:
         """Where each record came from: its file, its address there, its own id, its packed row."""
         columns: dict[str, Any] = {
-            "file": pa.array(self.paths(), pa.string()).dictionary_encode(),
-            "address": pa.array(self.addresses),
+            "file": self._files(),
+            "address": integers(self.addresses),
             "id": _names(self),
         }
         if rows is not None:
-            columns["row"] = pa.array(rows)
-        return pa.table(columns)
+            columns["row"] = integers(rows)
+        return pa.Table.from_arrays(list(columns.values()), list(columns))
 
 
 def _names(chunk: Chunk) -> pa.Array:

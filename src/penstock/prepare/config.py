@@ -36,7 +36,6 @@ from penstock.prepare.values import (
     text,
     truth,
 )
-from penstock.store.schema import DTYPES
 
 PACKINGS = ("simple", "bfd", "bfd_split")
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
@@ -164,6 +163,8 @@ class OutputConfig:
         if not isinstance(self.dtype, Mapping):
             raise ConfigError(f"output.dtype must map keys to dtypes, found {shown(self.dtype)}")
         for key, name in self.dtype.items():
+            from penstock.store.schema import DTYPES  # noqa: PLC0415 - it imports numpy
+
             choice(name, DTYPES, f"output.dtype.{key}")
         object.__setattr__(self, "dtype", dict(self.dtype))
 

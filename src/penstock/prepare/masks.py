@@ -21,16 +21,15 @@ import numpy.typing as npt
 from penstock.errors import ConfigError
 from penstock.pack import framed
 from penstock.prepare.config import Output, PipelineConfig, Section
-from penstock.prepare.conversation import Conversations
 from penstock.prepare.encoding import Encoder, Ids, Mask, Piece
 from penstock.prepare.outcome import Built, Dropped, Refused
 from penstock.prepare.plain import sifted
 from penstock.store.schema import Key, Schema
-from penstock.text.template import ChatTemplate
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.prepare.conversation import Conversations
     from penstock.text.tokenizer import Tokenizer
 
 Record = Mapping[str, Any]
@@ -300,6 +299,10 @@ class MaskBuilder:
                 f"tokenizer {self._tokenizer.name} has none: use its chat model's tokenizer, or "
                 'put a "chat_template" into its tokenizer_config.json.'
             )
+        # Only templates need jinja2, whose import takes as long as Arrow's.
+        from penstock.prepare.conversation import Conversations  # noqa: PLC0415
+        from penstock.text.template import ChatTemplate  # noqa: PLC0415
+
         template = ChatTemplate(source, self._tokenizer.special_tokens_map, now=now)
         config, ends = self.config, tuple(self._tokenizer.specials)
         found = Conversations(template, config.trains, config.mask, ends)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 @dataclass(slots=True)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from penstock.pack import bounds_of, pack_rows, position_ids
 from penstock.prepare.chunk import Chunk, joined
@@ -20,6 +19,7 @@ from penstock.prepare.outcome import Built, Dropped
 from penstock.prepare.tally import Tally
 from penstock.store import ShardWriter
 from penstock.store.paths import safe_name
+from penstock.text.arrow import integers, strings
 from penstock.text.documents import Records, Reject, Texts, refuse
 from penstock.text.files import InputFile
 
@@ -174,7 +174,7 @@ class Part:
             values[name] = np.concatenate(parts) if parts else np.empty(0, np.int64)
         addresses = np.array([each.address for each in kept], np.int64)
         named = [None if each.id is None else str(each.id) for each in kept]
-        own = pa.array(named, pa.string()) if any(named) else None
+        own = strings(named) if any(named) else None
         return Chunk(values, lengths, file.path, addresses, own)
 
     # --- records out
@@ -292,7 +292,7 @@ class _Kept:
 
 def _chosen(which: I64, texts: Any, addresses: I64, own: Any) -> tuple[Any, I64, Any]:
     """Some texts of a batch, with their addresses and ids."""
-    rows = pa.array(which)
+    rows = integers(which)
     return texts.take(rows), addresses[which], None if own is None else own.take(rows)
 
 

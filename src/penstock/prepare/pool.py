@@ -13,14 +13,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DataError, PenstockError
-from penstock.prepare.plan import Work
-from penstock.prepare.worker import Task, Worker
+
+if TYPE_CHECKING:
+    from penstock.prepare.plan import Work
+    from penstock.prepare.worker import Task, Worker
+    from penstock.text.tokenizer import FileTokenizer, Whole
 
 Note = Callable[[int, dict[str, Any]], None]
 Answer = dict[str, Any] | PenstockError
@@ -34,25 +37,56 @@ class Pool:
 
     def __init__(self, count: int) -> None:
         self._here: Worker | None = None
+        self._tokenizer: FileTokenizer | None = None
         self._processes: list[tuple[Any, Connection]] = []
-        context = multiprocessing.get_context("spawn")
-        with _deaf_to_ctrl_c():
-            for _ in range(count):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(theirs,), daemon=True)
-                process.start()
-                theirs.close()
-                self._processes.append((process, ours))
+        self.resize(count)
 
     def __enter__(self) -> Pool:
         return self
 
+    @property
+    def count(self) -> int:
+        """How many processes there are."""
+        return len(self._processes)
+
+    def resize(self, count: int) -> None:
+        """Have so many processes; new ones are given the tokenizer, if there is one by now."""
+        self._end(self._processes[count:], at_once=True)
+        del self._processes[count:]
+        context = multiprocessing.get_context("spawn")
+        made = []
+        with _deaf_to_ctrl_c():
+            for _ in range(count - self.count):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs,), daemon=True)
+                process.start()
+                theirs.close()
+                made.append((process, ours))
+        self._processes += made
+        if made and self._tokenizer is not None:
+            _tell(made, self._tokenizer.whole())
+
+    def restart(self, tokenizer: FileTokenizer) -> None:
+        """As many new processes, for another tokenizer."""
+        count, self._tokenizer = self.count, tokenizer
+        self.resize(0)
+        self.resize(count)
+
+    def open(self, tokenizer: FileTokenizer) -> None:
+        """Give the workers the tokenizer, to open it while the task is still being made."""
+        self._tokenizer = tokenizer
+        if self._processes:
+            _tell(self._processes, tokenizer.whole())
+
     def begin(self, task: Task) -> None:
         """Tell the workers what all works have in common."""
-        for process, pipe in self._processes:
-            _send(process, pipe, task)
-        if not self._processes:
-            self._here = Worker(task)
+        if self._processes:
+            _tell(self._processes, task)
+            return
+        from penstock.prepare.worker import Worker  # noqa: PLC0415 - see _serve
+
+        assert self._tokenizer is not None, "open() comes first"
+        self._here = Worker(task, self._tokenizer)
 
     def __exit__(
         self,
@@ -60,11 +94,15 @@ class Pool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for process, pipe in self._processes:
+        self._end(self._processes, at_once=kind is not None)
+
+    @staticmethod
+    def _end(processes: Sequence[tuple[Any, Connection]], *, at_once: bool) -> None:
+        for process, pipe in processes:
             pipe.close()  # an idle worker ends at this
-            if kind is not None:
+            if at_once:
                 process.terminate()
-        for process, _ in self._processes:
+        for process, _ in processes:
             process.join()
 
     def run(self, works: Sequence[Work], note: Note, limit: int | None = None) -> None:
@@ -99,6 +137,11 @@ class Pool:
                 process, work = busy.pop(ready)
                 told(work, _answer(process, ready))
                 idle.append((process, ready))
+
+
+def _tell(processes: Sequence[tuple[Any, Connection]], message: Whole | Task) -> None:
+    for process, pipe in processes:
+        _send(process, pipe, message)
 
 
 def _send(process: Any, pipe: Connection, message: Any) -> None:
@@ -140,22 +183,26 @@ def _died(process: Any) -> DataError:
 
 
 def _serve(pipe: Connection) -> None:
-    """A worker's life: the task and then works in, completion marks out."""
+    """A worker's life: the tokenizer, the task, then works in and completion marks out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    task: Task | None = None
-    worker: Worker | None = None
-    while True:
+    # Not at the top: this process imports it while its parent does, not before that starts it.
+    from penstock.prepare.worker import Worker  # noqa: PLC0415
+
+    def received() -> Any:
         try:
-            message = pipe.recv()
+            return pipe.recv()
         except (EOFError, ConnectionError):
             os._exit(0)  # at once: what is done is on disk, and large caches take long to free
-        if task is None:
-            task = message
-            continue
-        work, limit = message
+
+    tokenizer = received().open()
+    with suppress(PenstockError):  # met again, and told, with the first text
+        tokenizer.warm_up()
+    task, worker = received(), None
+    while True:
+        work, limit = received()
         try:
-            worker = worker or Worker(task)
+            worker = worker or Worker(task, tokenizer)
             answer: Answer = _outcome(worker, work, limit)
         except PenstockError as error:  # the recipe and the tokenizer do not go together
             answer = error

@@ -62,3 +62,13 @@ class Tally:
         for name in ("filtered", "rejected"):
             plain[name] = dict(sorted(plain[name].items()))
         return plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run is."""
+
+    bytes: int
+    total: int
+    tally: Tally
+    workers: int

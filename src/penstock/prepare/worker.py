@@ -34,7 +34,6 @@ class Task:
 
     config: PipelineConfig
     files: tuple[InputFile, ...]
-    tokenizer: Tokenizer  # pickled as what opens it again
     policy: Policy
     out: Path
     now: datetime  # what templates that write dates are told: when the run was begun
@@ -43,9 +42,9 @@ class Task:
 class Worker:
     """A mask builder that is kept from one work to the next."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, tokenizer: Tokenizer) -> None:
         self.task, self.config = task, task.config
-        self.tokenizer = task.tokenizer
+        self.tokenizer = tokenizer
         self.builder = MaskBuilder(task.config, self.tokenizer, now=task.now)
         self.keys = keys_of(task.config, self.builder.keys)
         self.around = 0  # tokens that are put around each text: BOS, EOS

@@ -100,8 +100,9 @@ def publish(
     """Rename finished shards to their places; from now on `out` is marked as incomplete."""
     check_unfinished(out, alone=alone)
     mark_unfinished(out, ALONE if alone else SEVERAL)
-    (out / MANIFEST).unlink(missing_ok=True)  # of the store that is being replaced
-    sync_directory(out)
+    if (out / MANIFEST).exists():  # of the store that is being replaced
+        (out / MANIFEST).unlink()
+        sync_directory(out)
     folders = set()
     for made, name in shards:
         target = out / name

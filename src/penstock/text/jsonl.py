@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
 from penstock.errors import DataError, OutOfBounds
+from penstock.text.arrow import strings
 from penstock.text.batches import (
     Addresses,
     Policy,
@@ -132,7 +132,7 @@ def _texts(
 ) -> Texts:
     addresses, rows, rejects = _decoded(file, block, decode, policy, field, lines=lines)
     ids = None if field == "id" else ids_of([row.id for row in rows])
-    return Texts(addresses, pa.array([row.text for row in rows], pa.large_string()), rejects, ids)
+    return Texts(addresses, strings([row.text for row in rows]), rejects, ids)
 
 
 def _decoded(

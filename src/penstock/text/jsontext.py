@@ -14,10 +14,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pyarrow as pa
+
+from penstock.text.arrow import strings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Item = bytes | msgspec.Raw
 Decode = Callable[[Item], Any]
@@ -162,7 +166,7 @@ def ids_of(values: Sequence[Any]) -> pa.LargeStringArray | None:
     if all(value is None for value in values):
         return None
     texts = [value if value is None or isinstance(value, str) else _json(value) for value in values]
-    return pa.array(texts, pa.large_string())
+    return strings(texts)
 
 
 def _json(value: object) -> str | None:

@@ -17,6 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.text.arrow import flags
+
 NEWER_MARKS = (
     "07FD 0897-089F 08CA-08D3 09FE 0C3C 0D3B-0D3C 0EBA 1715 1ABF-1ADD 1AE0-1AEB 1DF6-1DFA A82C "
     "10D24-10D27 10D69-10D6D 10EAB-10EAC 10EFA-10EFB 10EFD-10EFF 10F46-10F50 10F82-10F85 11070 "
@@ -37,10 +39,7 @@ def rows_with_newer_marks(texts: pa.LargeStringArray) -> npt.NDArray[np.int64]:
     >>> rows_with_newer_marks(pa.array(["abc", "a" + chr(0x0C3C), "a" + chr(0x0301)])).tolist()
     [1]
     """
-    found = pc.match_substring_regex(texts, PATTERN)
-    if not pc.any(found).as_py():
-        return np.empty(0, np.int64)
-    return np.flatnonzero(found.to_numpy(zero_copy_only=False))
+    return np.flatnonzero(flags(pc.match_substring_regex(texts, PATTERN)))
 
 
 def normalises(content: dict[str, Any]) -> bool:

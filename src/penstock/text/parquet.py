@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import DataError, OutOfBounds
+from penstock.text.arrow import begins_of, flags, integers
 from penstock.text.batches import (
     Addresses,
     Policy,
@@ -198,10 +199,9 @@ def _texts(
     if field != "id" and "id" in names:
         ids = _ids(batch.column(batch.schema.names.index("id")))
     if bad:
-        kept = np.ones(rows, bool)
-        kept[[i for i, _, _ in bad]] = False
-        addresses, mask = addresses[kept], pa.array(kept)
-        texts, ids = texts.filter(mask), None if ids is None else ids.filter(mask)
+        kept = np.delete(np.arange(rows), [i for i, _, _ in bad])
+        addresses, places = addresses[kept], integers(kept)
+        texts, ids = texts.take(places), None if ids is None else ids.take(places)
     return Texts(addresses, texts, rejects, ids)
 
 
@@ -224,7 +224,7 @@ def as_text(column: pa.Array, field: str) -> tuple[pa.LargeStringArray, Bad]:
     texts = binary.view(pa.large_string())
     bad = []
     if texts.null_count:
-        nulls = np.flatnonzero(texts.is_null().to_numpy(zero_copy_only=False)).tolist()
+        nulls = np.flatnonzero(flags(texts.is_null())).tolist()
         bad = [(i, f"{field!r} is null, where text was expected", "") for i in nulls]
     try:
         texts.validate(full=True)
@@ -302,8 +302,7 @@ def _cut(batch: Texts) -> Iterator[Texts]:
         if count or batch.rejects:
             yield batch
         return
-    offset = batch.texts.offset
-    ends = np.frombuffer(batch.texts.buffers()[1], np.int64)[offset : offset + count + 1]
+    ends = begins_of(batch.texts)
     begin, rejects = 0, batch.rejects
     while begin < count:
         end = max(begin + 1, int(np.searchsorted(ends, ends[begin] + LARGE, side="right")) - 1)
@@ -355,12 +354,6 @@ def _values(column: Any) -> list[Any]:
     """A column as Python objects; of nanoseconds, which Python has not, microseconds are kept."""
     t = pa.types
     kind = column.type
-    if _is_string(kind):
-        try:
-            found: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
-            return found
-        except pa.ArrowException:
-            pass  # met again below, as Python puts it
     if t.is_timestamp(kind) and kind.unit == "ns":
         column = column.cast(pa.timestamp("us", kind.tz), safe=False)
     elif t.is_time(kind) and kind.unit == "ns":

@@ -1,6 +1,6 @@
 """The reference: Hugging Face `tokenizers`, which defines what a tokenizer.json means.
 
-    Reference(json_text).encode(pa.array(["Hello"], pa.large_string()))       # ids, offsets
+    Reference(json_bytes).encode(pa.array(["Hello"], pa.large_string()))       # ids, offsets
 
 It reads 2–5 MB/s a core, gives the characters that each token covers, and decodes. Its own threads
 stay off (TOKENIZERS_PARALLELISM=false, unless the environment says otherwise), because processes
@@ -29,10 +29,10 @@ PIECE = 1 << 20
 class Reference:
     """A tokenizer.json, opened by `tokenizers`."""
 
-    def __init__(self, content: str, name: str) -> None:
+    def __init__(self, content: bytes, name: str) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(content)
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
         except Exception as error:  # noqa: BLE001 - it raises Exception itself
             raise DataError(
                 f"{name} cannot be opened by tokenizers {tokenizers.__version__}: "

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError
+from penstock.text.arrow import begins_of, binaries, strings
 
 # Below this, what threads cost is more than what they save.
 LEAST = 64 << 10
@@ -37,12 +38,12 @@ def large_strings(
     rows = list(texts)
     kinds = {type(row) for row in rows}
     if kinds <= {bytes}:
-        return _from_arrow(pa.array(rows, pa.large_binary()))
+        return _from_arrow(binaries(rows))
     for i, row in enumerate(rows):
         if not isinstance(row, str):
             raise DataError(f"text {i} is a {type(row).__name__}, expected str (or all bytes)")
     try:
-        return pa.array(rows, pa.large_string())
+        return strings(rows)
     except UnicodeEncodeError:
         raise DataError(_surrogate(rows)) from None
 
@@ -53,7 +54,7 @@ def _from_arrow(texts: pa.Array) -> pa.LargeStringArray:
         first = int(np.flatnonzero(texts.is_null())[0])
         raise DataError(f"text {first} is null, expected a string")
     if kinds.is_null(texts.type) and len(texts) == 0:
-        return pa.array([], pa.large_string())
+        return strings([])
     if not any(
         test(texts.type)
         for test in (
@@ -68,11 +69,11 @@ def _from_arrow(texts: pa.Array) -> pa.LargeStringArray:
     ):
         raise DataError(f"texts are {texts.type}, expected strings or bytes")
     try:
-        strings = texts.cast(pa.large_string())
-        strings.validate(full=True)
+        found = texts.cast(pa.large_string())
+        found.validate(full=True)
     except pa.ArrowInvalid:
         raise DataError(_not_utf8(texts)) from None
-    return strings
+    return found
 
 
 def _not_utf8(texts: pa.Array) -> str:
@@ -102,8 +103,7 @@ def split_rows(texts: pa.LargeStringArray, parts: int) -> list[pa.LargeStringArr
     parts = min(parts, len(texts), texts.nbytes // LEAST)
     if parts <= 1:
         return [texts]
-    begins = np.frombuffer(texts.buffers()[1], np.int64)
-    begins = begins[texts.offset : texts.offset + len(texts) + 1]
+    begins = begins_of(texts)
     goals = begins[0] + (begins[-1] - begins[0]) * np.arange(1, parts) // parts
     cuts = np.unique([0, *np.searchsorted(begins[:-1], goals, side="right"), len(texts)])
     return [texts.slice(a, b - a) for a, b in pairwise(cuts)]

@@ -16,22 +16,22 @@ forked child opens its own, and a pickled tokenizer is its path and its options.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from copy import copy
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError, MissingExtra, OutOfBounds
-from penstock.text.definition import Definition, content_hash, sealed
+from penstock.text.definition import Definition, content_hash
+from penstock.text.engines import MODES, Contents, Ids, Offsets, Pool, Specials, mode
 from penstock.text.fast import Fast
 from penstock.text.hard_set import hard_set
 from penstock.text.marks import normalises, rows_with_newer_marks
@@ -39,10 +39,8 @@ from penstock.text.reference import Reference
 from penstock.text.strings import large_strings, replace_rows, split_rows
 from penstock.text.tokenizer_files import define
 
-Specials = Literal["text", "parse"]
+Backend = Literal["gigatoken", "tokenizers"]
 Texts: TypeAlias = pa.Array | pa.ChunkedArray | Sequence[str] | Sequence[bytes]
-Ids = npt.NDArray[np.uint32]
-Offsets = npt.NDArray[np.int64]
 
 MEMORY_LIMIT = 256 << 20
 
@@ -56,10 +54,13 @@ class Tokenizer(Protocol):
     bos_id: int | None
     pad_id: int | None
     vocab_size: int  # largest id + 1
-    content_hash: str  # of what decides ids
     specials: dict[str, int]  # added tokens marked special, by text
     chat_template: str | None
     special_tokens_map: dict[str, str]  # "eos_token" -> "</s>"
+
+    @property
+    def content_hash(self) -> str:
+        """Of what decides ids."""
 
     def encode(self, texts: Texts, *, specials: Specials = "text") -> tuple[Ids, Offsets]:
         """All texts' ids, and offsets (texts + 1): text i is ids[offsets[i]:offsets[i + 1]]."""
@@ -73,83 +74,72 @@ class Tokenizer(Protocol):
         """The text of ids, special tokens spelt out."""
 
 
-class Engine(Protocol):
-    """One backend's object, used by one thread at a time."""
-
-    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
-        """Ids and offsets."""
-
-
-E = TypeVar("E", bound=Engine)
-
-
-class Pool(Generic[E]):
-    """Engines of one process, opened when all others are in use."""
-
-    def __init__(self, opener: Callable[[], E]) -> None:
-        self._opener = opener
-        self._pid, self._free = os.getpid(), list[E]()
-
-    @contextmanager
-    def borrow(self) -> Iterator[E]:
-        """An engine for this thread alone; one that failed is not used again."""
-        if self._pid != os.getpid():  # forked: the parent's may be in the middle of something
-            self._pid, self._free = os.getpid(), []
-        free = self._free
-        try:
-            engine = free.pop()
-        except IndexError:
-            engine = self._opener()
-        yield engine
-        free.append(engine)
-
-
 class FileTokenizer:
-    """The tokenizer of a definition, on one backend."""
+    """The tokenizer of a definition, on one backend.
+
+    `alone`: no other thread of the process has anything to do, so the interpreter may be held.
+    """
 
     def __init__(
         self,
         name: str,
         definition: Definition,
-        backend: Literal["gigatoken", "tokenizers"],
+        backend: Backend,
         *,
         threads: int,
         memory_limit: int,
         trust_pickle: bool,
+        alone: bool = False,
     ) -> None:
         self.name = name
         self.backend: str = backend
         self.eos_id, self.bos_id = definition.eos_id, definition.bos_id
         self.pad_id = definition.pad_id
         self.vocab_size, self.specials = definition.vocab_size, definition.specials
-        self.content_hash = content_hash(definition.content)
         self.chat_template = definition.chat_template
         self.special_tokens_map = dict(definition.named)
         self._path, self._trust_pickle = definition.path, trust_pickle
-        self._threads, self._memory_limit = threads, memory_limit
-        # Kept as text, since as objects a vocabulary of 128,000 takes some 50 MB more.
-        self._content = json.dumps(definition.content, ensure_ascii=False)
-        self._pattern = definition.fast_pattern
+        self._threads, self._memory_limit, self._alone = threads, memory_limit, alone
+        self._contents = Contents(definition)
+        self._hash = ""  # until it is asked for
         self._normalises = normalises(definition.content)
-        self._references = {mode: self._reference_pool(mode) for mode in MODES}
-        self._fasts = {mode: self._fast_pool(mode) for mode in MODES}
+        self._open_pools()
+
+    def _open_pools(self) -> None:
+        self._references = {each: self._reference_pool(each) for each in MODES}
+        self._fasts = {each: self._fast_pool(each) for each in MODES}
 
     def _reference_pool(self, specials: Specials) -> Pool[Reference]:
-        text = Lazy(lambda: self._text(specials, fast=False))
-        return Pool(lambda: Reference(text.get(), self.name))
+        return Pool(lambda: Reference(self._contents.get(specials, fast=False), self.name))
 
     def _fast_pool(self, specials: Specials) -> Pool[Fast]:
-        text = Lazy(lambda: self._text(specials, fast=True))
-        return Pool(lambda: Fast(text.get(), memory_limit=self._memory_limit))
+        limit, alone = self._memory_limit, self._alone and self._threads == 1
+        return Pool(
+            lambda: Fast(self._contents.get(specials, fast=True), memory_limit=limit, alone=alone)
+        )
 
-    def _text(self, specials: Specials, *, fast: bool) -> str:
-        """The tokenizer.json that a backend opens for one way to take special tokens."""
-        content: dict[str, Any] = json.loads(self._content)
-        if specials == "text":
-            content = sealed(content, keep=not fast)
-        if fast and self._pattern is not None:
-            content["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": self._pattern}
-        return json.dumps(content, ensure_ascii=False)
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 of what decides ids."""
+        if not self._hash:
+            self._hash = content_hash(self._contents.decoded())
+        return self._hash
+
+    def on(self, backend: Backend) -> FileTokenizer:
+        """The same tokenizer on another backend."""
+        return Whole({**self.whole().state, "backend": backend}).open()
+
+    def warm_up(self) -> None:
+        """Open what encodes plain text, before there is any."""
+        pools: Any = self._fasts if self.backend == "gigatoken" else self._references
+        with pools["text"].borrow():
+            pass
+
+    def whole(self) -> Whole:
+        """The tokenizer with all that it holds, to be pickled as that."""
+        self._contents.get("text", fast=self.backend == "gigatoken")  # once, for all copies
+        engines = ("_references", "_fasts")
+        return Whole({name: value for name, value in vars(self).items() if name not in engines})
 
     def encode(self, texts: Texts, *, specials: Specials = "text") -> tuple[Ids, Offsets]:
         """All texts' ids, and offsets (texts + 1): text i is ids[offsets[i]:offsets[i + 1]]."""
@@ -159,7 +149,7 @@ class FileTokenizer:
         self, backend: str, texts: pa.LargeStringArray, specials: Specials
     ) -> tuple[Ids, Offsets]:
         pools = self._fasts if backend == "gigatoken" else self._references
-        pool: Pool[Any] = pools[_mode(specials)]
+        pool: Pool[Any] = pools[mode(specials)]
 
         def run(rows: pa.LargeStringArray) -> tuple[Ids, Offsets]:
             with pool.borrow() as engine:
@@ -185,7 +175,7 @@ class FileTokenizer:
     ) -> tuple[Ids, Offsets, npt.NDArray[np.int64]]:
         """`encode`, and each token's characters [begin, end) in its text: (ids, 2)."""
         large_strings(texts)
-        with self._references[_mode(specials)].borrow() as engine:
+        with self._references[mode(specials)].borrow() as engine:
             return engine.encode_spans(texts)
 
     def decode(self, ids: npt.ArrayLike) -> str:
@@ -200,25 +190,24 @@ class FileTokenizer:
         with self._references["parse"].borrow() as engine:
             return engine.decode(array.tolist())
 
-    def check(self, definition: Definition) -> None:
-        """Refuse files whose ids are not the ones that `tokenizers` would give."""
+    def check(self, added: Sequence[tuple[str, int]]) -> None:
+        """Refuse files whose added tokens are not the ones that `tokenizers` would give."""
         with self._references["parse"].borrow() as engine:
-            for token in definition.content["added_tokens"]:
-                given = engine.id_of(token["content"])
-                if given != token["id"]:
+            for token, stated in added:
+                given = engine.id_of(token)
+                if given != stated:
                     raise DataError(
-                        f"{self._path} says that {token['content']!r} is {token['id']}, and "
-                        f"opened it becomes {given}: ids of added tokens must follow the "
-                        "vocabulary's without a gap"
+                        f"{self._path} says that {token!r} is {stated}, and opened it becomes "
+                        f"{given}: ids of added tokens must follow the vocabulary's without a gap"
                     )
 
-    def check_fast(self, definition: Definition, sample: Sequence[str]) -> None:
+    def check_fast(self, added: Sequence[tuple[str, int]], sample: Sequence[str]) -> None:
         """Refuse a fast backend that gives other ids than the reference, naming the first text."""
-        hard = hard_set(definition.added)
-        for mode, texts in (("text", [*hard, *sample]), ("parse", hard)):
+        hard = hard_set(token for token, _ in added)
+        for specials, texts in zip(MODES, ([*hard, *sample], hard), strict=True):
             rows = large_strings(texts)
-            found, stops = self._encode("gigatoken", rows, _mode(mode))
-            wanted, ends = self._encode("tokenizers", rows, _mode(mode))
+            found, stops = self._encode("gigatoken", rows, specials)
+            wanted, ends = self._encode("tokenizers", rows, specials)
             for i, text in enumerate(texts):
                 if not np.array_equal(
                     wanted[ends[i] : ends[i + 1]], found[stops[i] : stops[i + 1]]
@@ -233,44 +222,39 @@ class FileTokenizer:
         return other
 
     def __reduce__(self) -> tuple[Callable[..., FileTokenizer], tuple[Any, ...]]:
-        options = (self._threads, self._memory_limit, self._trust_pickle)
+        options = (self._threads, self._memory_limit, self._trust_pickle, self._alone)
         return _reopen, (self.name, self._path, self.backend, self.content_hash, *options)
 
     def __repr__(self) -> str:
         return f"<tokenizer {self.name}: {self.vocab_size:,} tokens, by {self.backend}>"
 
 
-MODES: tuple[Specials, ...] = ("text", "parse")
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A tokenizer without its engines: opened in another process it is what it was here.
 
+    (A tokenizer that is pickled as such is its path, and refuses files that have changed.)
+    """
 
-class Lazy:
-    """A text that is made once, when it is first asked for."""
+    state: dict[str, Any]
 
-    def __init__(self, make: Callable[[], str]) -> None:
-        self._make, self._text = make, ""
-
-    def get(self) -> str:
-        """The text."""
-        if not self._text:
-            self._text = self._make()
-        return self._text
-
-
-def _mode(specials: str) -> Specials:
-    for mode in MODES:
-        if mode == specials:
-            return mode
-    raise ConfigError(f"specials is 'text' or 'parse', not {specials!r}")
+    def open(self) -> FileTokenizer:
+        """The tokenizer again; its engines are opened when they are first used."""
+        found = FileTokenizer.__new__(FileTokenizer)
+        vars(found).update(self.state)
+        found._open_pools()  # noqa: SLF001 - its own constructor, as it were
+        return found
 
 
 def _reopen(
     name: str,
     path: str,
-    backend: Literal["gigatoken", "tokenizers"],
+    backend: Backend,
     expected: str,
     threads: int,
     memory_limit: int,
     trust_pickle: bool,
+    alone: bool,
 ) -> FileTokenizer:
     """The tokenizer that another process pickled, if its files are still the same."""
     definition = define(path, trust_pickle=trust_pickle)
@@ -281,6 +265,7 @@ def _reopen(
         threads=threads,
         memory_limit=memory_limit,
         trust_pickle=trust_pickle,
+        alone=alone,
     )
     if tokenizer.content_hash != expected:
         raise DataError(f"{path} has changed since it was opened: open it anew")
@@ -295,6 +280,7 @@ def open_tokenizer(
     sample: Sequence[str] = (),
     threads: int = 1,
     memory_limit: int = MEMORY_LIMIT,
+    alone: bool = False,
 ) -> FileTokenizer:
     """A tokenizer from a folder, a tokenizer.json, a .tiktoken file, or a name of the Hub.
 
@@ -302,16 +288,18 @@ def open_tokenizer(
     `sample`: where it does not, "auto" takes the reference, with a warning that says why, and
     "fast" is an error. A pickle (nanochat's) is opened only with trust_pickle=True, since that runs
     what is in it. The fast backend forgets its words when they may have passed `memory_limit`
-    bytes.
+    bytes. With `alone` it may hold the interpreter while it encodes, which is faster where no other
+    thread has anything to do.
     """
     opening = Opening(
         path,
         backend=backend,
         trust_pickle=trust_pickle,
-        sample=sample,
         threads=threads,
         memory_limit=memory_limit,
+        alone=alone,
     )
+    opening.compare(sample)
     return opening.settled()
 
 
@@ -328,9 +316,9 @@ class Opening:
         *,
         backend: Literal["auto", "fast", "reference"],
         trust_pickle: bool = False,
-        sample: Sequence[str] = (),
         threads: int = 1,
         memory_limit: int = MEMORY_LIMIT,
+        alone: bool = False,
     ) -> None:
         if backend not in ("auto", "fast", "reference"):
             raise ConfigError(f"backend is 'auto', 'fast' or 'reference', not {backend!r}")
@@ -339,34 +327,37 @@ class Opening:
                 f"threads and memory_limit are at least 1, not {threads} and {memory_limit}"
             )
         definition = define(path, trust_pickle=trust_pickle)
-
-        def on(kind: Literal["gigatoken", "tokenizers"]) -> FileTokenizer:
-            return FileTokenizer(
-                os.fspath(path),
-                definition,
-                kind,
-                threads=threads,
-                memory_limit=memory_limit,
-                trust_pickle=trust_pickle,
-            )
-
-        self._backend, self._on = backend, on
-        self.first = on("tokenizers" if backend == "reference" else "gigatoken")
+        self._added = definition.added  # of all of it, which may be large, only this is kept
+        self._backend = backend
+        self.first = FileTokenizer(
+            os.fspath(path),
+            definition,
+            "tokenizers" if backend == "reference" else "gigatoken",
+            threads=threads,
+            memory_limit=memory_limit,
+            trust_pickle=trust_pickle,
+            alone=alone,
+        )
         self._settled: FileTokenizer | None = None
         self._failure: Exception | None = None
-        self._comparing = threading.Thread(target=self._compare, args=(definition, sample))
+        self._comparing: threading.Thread | None = None
+
+    def compare(self, sample: Sequence[str]) -> None:
+        """Begin to compare, on a thread, the hard set and a sample of the input."""
+        self._comparing = threading.Thread(target=self._compare, args=(sample,))
         self._comparing.start()
 
-    def _compare(self, definition: Definition, sample: Sequence[str]) -> None:
+    def _compare(self, sample: Sequence[str]) -> None:
         try:
-            self.first.check(definition)
+            self.first.check(self._added)
             if self._backend != "reference":
-                self.first.check_fast(definition, sample)
+                self.first.check_fast(self._added, sample)
         except Exception as error:  # noqa: BLE001 - raised by `settled`, in the caller's thread
             self._failure = error
 
     def settled(self) -> FileTokenizer:
         """The tokenizer to keep, once the comparison has ended."""
+        assert self._comparing is not None, "compare() comes first"
         self._comparing.join()
         if self._settled is None:
             self._settled = self._judged()
@@ -379,4 +370,4 @@ class Opening:
         if self._backend != "auto" or not isinstance(error, MissingExtra | ConfigError):
             raise error
         warnings.warn(f"{self.first.name} is read by the slower backend: {error}", stacklevel=4)
-        return self._on("tokenizers")
+        return self.first.on("tokenizers")
