@@ -272,7 +272,7 @@ def test_a_writer_that_is_killed_is_taken_over_from_where_it_was(
     assert not (store / "manifest.json").exists()
     made = {shard.stat().st_ino for shard in store.glob(".prepare/parts/*/*/shard_*")}
     assert len(made) >= 2
-    monkeypatch.setattr(pipeline, "works_of", lambda files: plan.works_of(files, 4_000))
+    monkeypatch.setattr(preparation, "works_of", lambda files: plan.works_of(files, 4_000))
     dataset = load(folder)
     assert np.array_equal(rows_of(dataset), windows(texts, T))
     assert dataset.store.path == store
