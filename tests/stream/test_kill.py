@@ -24,7 +24,7 @@ def start(data: Path, packing: str, out: Path, rows: int, luck: random.Random) -
     checkpoint(out)
     world, size, threads = luck.choice([1, 2, 3, 6]), luck.choice([1, 2, 3]), luck.choice([1, 3])
     ranks = [[str(rank) for rank in range(world)]]
-    if world == 2:
+    if world == 2 and luck.random() < 0.5:
         ranks = [["0"], ["1"]]
     given = [data, gpt2_like(), packing, out, rows, world, size, threads]
     command = [sys.executable, "-m", "tests.stream.training", *map(str, given)]
@@ -91,7 +91,7 @@ def test_a_run_killed_twice_and_resumed_on_other_ranks_delivers_the_same(
 ) -> None:
     seed = int(time.time())
     packing = PACKINGS[seed % 3]
-    survive(corpora["mixed"], packing, tmp_path / "out", kills=2, rows=700, seed=seed)
+    survive(corpora["mixed"], packing, tmp_path / "out", kills=2, rows=500, seed=seed)
 
 
 @pytest.mark.long

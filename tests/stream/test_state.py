@@ -285,7 +285,7 @@ def test_a_damaged_state_is_refused_in_words_or_streams(
         states = [through_json(stream.state_dict())]
     states[0]["lanes"] = {lane: states[0]["lanes"][lane] for lane in ("0", "1", "2", "3", "4", "5")}
     with make(corpora["jsonl"], packing, threads=2) as stream:
-        for _ in range(150):
+        for _ in range(90):
             state = damage(states[0], luck)
             if luck.random() < 0.6:
                 state = states[0] | {"lanes": damage(states[0]["lanes"], luck)}
@@ -299,5 +299,5 @@ def test_a_damaged_state_is_refused_in_words_or_streams(
                 refusals.append(str(error))
         stream.load_state_dict(states[0])
         assert stream.state_dict() == states[0]
-    assert len(refusals) > 60
+    assert len(refusals) > 40
     assert all("\n" not in message and len(message) < 900 for message in refusals)
