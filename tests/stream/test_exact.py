@@ -131,7 +131,7 @@ def test_a_run_stopped_anywhere_goes_on_the_same_on_any_number_of_ranks(
 @pytest.mark.long
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("name", CORPORA)
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(legs=LEGS, shuffle=st.booleans())
 def test_many_runs_stopped_anywhere_go_on_the_same(
     corpora: dict[str, Path],

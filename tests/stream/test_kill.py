@@ -100,4 +100,4 @@ def test_a_run_killed_twenty_times_delivers_the_same(
     corpora: dict[str, Path], tmp_path: Path, packing: str
 ) -> None:
     seed = int(time.time())
-    survive(corpora["mixed"], packing, tmp_path / "out", kills=20, rows=12_000, seed=seed)
+    survive(corpora["mixed"], packing, tmp_path / "out", kills=20, rows=4000, seed=seed)
