@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -40,6 +41,7 @@ def test_the_guides_blocks_run_in_their_order(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", "\n".join(blocks)],
         cwd=tmp_path,
+        env=os.environ | {"PENSTOCK_CACHE_DIR": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
         check=False,

@@ -16,7 +16,7 @@ def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     penstock.errors.StateMismatch: this state belongs to another run: seed was 1 and is 2 here. ...
     """
     found = [
-        f"{name} was {short(then)} and is {short(now)} here"
+        f"{name[:60]} was {short(then)} and is {short(now)} here"
         for name, then, now in _differences(saved, own)
     ]
     if found:

@@ -37,7 +37,7 @@ LARGEST = 32 << 20  # and a large one is cut into units of this
 KEPT = 64 << 20  # a row group up to this is cut finer, since it can be held while it is read
 PIECES = 8  # of a larger one: before each, those that precede it are read and let go
 SAMPLED = 64 << 10  # bytes at both ends of a file that has no footer
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -398,24 +398,23 @@ def read_crop_address(lane: int, address: Any) -> list[Any]:
     """The address of a `CropLane`, checked."""
     try:
         following, waiting = address
-        at = read_address(lane, following, "[epoch, unit, batch]")
-        groups = [_whole(group) for group in waiting]
-        good = not at[2] and all(len(g) > 3 and g[3:] == sorted(set(g[3:])) for g in groups)
+        at, groups = _whole(following), [_whole(group) for group in waiting]
+        good = len(at) == 3 and all(len(g) > 3 and g[3:] == sorted(set(g[3:])) for g in groups)
     except (TypeError, ValueError):
         good = False
     if not good:
         raise _no_address(lane, address, "[[epoch, unit, batch], waiting]")
-    return [following, groups]
+    return [at, groups]
 
 
-def read_address(lane: int, address: Any, wanted: str = "[epoch, unit, place]") -> list[int]:
+def read_address(lane: int, address: Any) -> list[int]:
     """An address [epoch, unit, place], or one with a part before the place, as four numbers."""
     try:
         found = _whole(address)
     except (TypeError, ValueError):
         found = []
     if len(found) not in (3, 4):
-        raise _no_address(lane, address, wanted)
+        raise _no_address(lane, address, "[epoch, unit, place]")
     return found if len(found) == 4 else [found[0], found[1], 0, found[2]]
 
 

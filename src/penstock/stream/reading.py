@@ -143,7 +143,9 @@ class Reader:
         try:
             (now,) = find_files([file.path])
         except MissingData:
-            return  # said when it is opened
+            raise MissingData(
+                f"{file.path} was there when the stream began, and is gone: put it back"
+            ) from None
         if now.stamp == self._stamps[number]:
             return
         if footers_of([now], self._field) != self._corpus.footers[number : number + 1]:
