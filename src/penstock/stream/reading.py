@@ -54,6 +54,7 @@ class Reader:
         self._kept = _Kept()
         self._lock = threading.Lock()
         self.rejected: Counter[str] = Counter()  # documents left out, by file
+        self.refused: Counter[Unit] = Counter()  # and by unit
 
     def chunks(self, unit: Unit) -> Iterator[Docs]:
         """The unit's documents in closed chunks: those that begin in the same CHUNK of its text."""
@@ -148,6 +149,7 @@ class Reader:
                 refuse(file, reject)
             with self._lock:
                 self.rejected[file.path] += 1
+                self.refused[unit] += 1
 
 
 def _ends(texts: pa.LargeStringArray) -> npt.NDArray[np.int64]:
