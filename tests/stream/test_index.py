@@ -24,7 +24,7 @@ from penstock.cache import locked
 from penstock.errors import ConfigError, DataError, StateMismatch
 from penstock.stream import Counts, TextStream, count, merge_states
 from penstock.stream import index as index_module
-from penstock.stream.index import advised_lanes, command, index_path
+from penstock.stream.index import advised_lanes, command, kept
 from penstock.stream.lanes import ChunkLane
 from penstock.stream.reading import Reader
 from penstock.text.batches import Unit
@@ -185,8 +185,7 @@ def test_with_policy_error_a_reject_stops_the_count_and_what_is_counted_is_kept(
     stream = opened(folder, threads=1)
     with pytest.raises(DataError, match=r"b\.jsonl"):
         count(stream)
-    kept = len(index_path(stream).read_bytes().splitlines()) - 1
-    assert kept == len(stream.corpus.units) - 1  # the last one is bad
+    assert kept(stream)[1] == len(stream.corpus.units) - 1  # the last one is bad
     read.clear()
     assert count(opened(folder, policy="reject")).rejected
     assert len(read) == 1
@@ -449,18 +448,21 @@ def child(before: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize(
+    "kills", [(5,), pytest.param((1, 2, 3, 8, 12, 20), marks=pytest.mark.long)]
+)
 def test_a_counter_that_is_killed_is_gone_on_from(
-    corpus: Path, tmp_path: Path, read: list[Unit]
+    corpus: Path, tmp_path: Path, read: list[Unit], kills: tuple[int, ...]
 ) -> None:
     path = tmp_path / "counts.jsonl"
     seen = 0
-    for after in (2, 7):
+    for after in kills:
         assert child("", corpus, path, after).returncode == -9
-        kept = path.read_bytes().count(b"\n") - 1
-        assert kept >= after > seen
-        seen = kept
+        lines = path.read_bytes().count(b"\n") - 1
+        assert lines >= max(after, seen)
+        seen = lines
     counts = count(opened(corpus), path)
-    assert len(read) == len(counts.units) - seen > 0
+    assert len(read) == len(counts.units) - seen
     assert counts.units == count(opened(corpus), tmp_path / "whole.jsonl").units
 
 
@@ -473,9 +475,9 @@ def test_a_disk_that_is_full_ends_the_count_in_words_and_costs_nothing_counted(
     assert f"the index {path} cannot be used" in ran.stderr
     assert "Traceback" not in ran.stderr
     assert path.stat().st_size == 1500  # torn in a line
-    kept = path.read_bytes().count(b"\n") - 1
+    whole = path.read_bytes().count(b"\n") - 1
     counts = count(opened(corpus), path)
-    assert len(read) == len(counts.units) - kept
+    assert len(read) == len(counts.units) - whole
 
 
 def test_progress_ends_where_all_is_counted(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def index(
     trust_pickle: bool,
     as_json: bool,
 ) -> None:
-    """Count the documents, tokens and rows of a stream, for a finite epoch or a plan.
+    """Count a stream's documents, tokens and rows, for a finite epoch.
 
     Give the stream's own settings: TextStream(..., steps="epoch") then finds the counts by
     itself. A run that is killed goes on where it was when the same command is given again, and a
@@ -81,7 +81,7 @@ def index(
     """
     from penstock.cli.progress import Bar, note
     from penstock.stream import TextStream, count
-    from penstock.stream.index import index_path
+    from penstock.stream.index import kept
     from penstock.text.tokenizer import open_tokenizer
 
     with warnings.catch_warnings():
@@ -102,20 +102,18 @@ def index(
         rank=0,
         world_size=world_size,
     )
-    units = 0
 
     def show(at: Progress) -> None:
-        nonlocal units
-        units = at.units
         bar.show(at.bytes, at.total, f"{at.tokens:,} tokens")
 
     try:
         with Bar("Counting") as bar:
             counts = count(stream, out, show)
     except KeyboardInterrupt:
+        path, units = kept(stream, out)
         click.echo(
             f"Stopped: {units:,} of {len(stream.corpus.units):,} units are counted and kept in "
-            f"{index_path(stream, out)}; the same command counts the rest",
+            f"{path}; the same command counts the rest",
             err=True,
         )
         raise

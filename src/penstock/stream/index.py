@@ -119,9 +119,10 @@ def advised_lanes(stream: TextStream, counts: Counts, world: int = 1) -> int | N
     return few * world or None
 
 
-def index_path(stream: TextStream, path: Path_ | None = None) -> Path:
-    """Where a stream's index stands."""
-    return _place(stream, path)[1]
+def kept(stream: TextStream, path: Path_ | None = None) -> tuple[Path, int]:
+    """Where a stream's index stands, and how many units it has."""
+    header, where = _place(stream, path)
+    return where, len(read_counts(where, header))
 
 
 def command(stream: TextStream, path: Path_ | None = None) -> str:
