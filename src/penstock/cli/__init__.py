@@ -19,6 +19,7 @@ from penstock.errors import PenstockError
 
 COMMANDS = {
     "demo": "penstock.cli.demo:demo",
+    "index": "penstock.cli.index:index",
     "inspect": "penstock.cli.inspect:inspect",
     "prepare": "penstock.cli.prepare:prepare",
     "verify": "penstock.cli.verify:verify",

@@ -81,6 +81,7 @@ def prepare(
     run that is killed goes on where it was when the same command is given again; the store is the
     same, byte for byte, for any number of workers.
     """
+    from penstock.cli.progress import Bar, note
     from penstock.errors import ConfigError
     from penstock.prepare import Pipeline, PipelineConfig
     from penstock.prepare import recipe as built_in
@@ -102,19 +103,19 @@ def prepare(
         trust_pickle=trust_pickle,
         overwrite=overwrite,
     )
-    with _Bar() as bar, warnings.catch_warnings():
-        warnings.showwarning = _note
-        tally = pipeline.run(bar.show)
+
+    def show(at: Progress) -> None:
+        bar.show(at.bytes, at.total, f"{at.tally.tokens:,} tokens, {at.tally.rejects:,} rejects")
+
+    with Bar("Preparing") as bar, warnings.catch_warnings():
+        warnings.showwarning = note
+        tally = pipeline.run(show)
     if as_json:
         click.echo(json.dumps(tally.to_dict()))
     else:
         for line in summary(tally):
             click.echo(line)
         click.echo(f"{out} is complete: look at it with `penstock inspect {out}`")
-
-
-def _note(message: Warning | str, *_: Any, **__: Any) -> None:
-    click.echo(f"Note: {message}", err=True)
 
 
 def summary(tally: Tally) -> list[str]:
@@ -136,43 +137,3 @@ def summary(tally: Tally) -> list[str]:
     if tally.rows:
         lines.append(f"packed into {tally.rows:,} rows, {tally.padding:,} cells of them padding")
     return lines
-
-
-class _Bar:
-    """A progress bar on a terminal; silence elsewhere."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            Progress,
-            TaskProgressColumn,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
-
-        console = Console(stderr=True)
-        self._bar = Progress(
-            TextColumn("Preparing"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TransferSpeedColumn(),
-            TextColumn("{task.fields[said]}"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("prepare", total=None, said="")
-
-    def __enter__(self) -> _Bar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def show(self, at: Progress) -> None:
-        said = f"{at.tally.tokens:,} tokens, {at.tally.rejects:,} rejects"
-        self._bar.update(self._task, completed=at.bytes, total=at.total, said=said)

@@ -15,16 +15,24 @@ def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     Traceback (most recent call last):
     penstock.errors.StateMismatch: this state belongs to another run: seed was 1 and is 2 here. ...
     """
+    if found := differing(saved, own):
+        raise StateMismatch(
+            f"this state belongs to another run: {found}. Load it with the data and settings it "
+            "was saved with"
+        )
+
+
+def differing(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """Each field that differs, in words; of many the first five.
+
+    >>> differing({"seed": 1, "order": {"a": 1}}, {"seed": 1, "order": {"a": 2}})
+    'order.a was 1 and is 2 here'
+    """
     found = [
         f"{name[:60]} was {short(then)} and is {short(now)} here"
         for name, then, now in _differences(saved, own)
     ]
-    if found:
-        raise StateMismatch(
-            f"this state belongs to another run: {'; '.join(found[:5])}"
-            f"{f' (and {len(found) - 5} more)' if len(found) > 5 else ''}. "
-            "Load it with the data and settings it was saved with"
-        )
+    return "; ".join(found[:5]) + (f" (and {len(found) - 5} more)" if len(found) > 5 else "")
 
 
 def _differences(saved: Any, own: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:

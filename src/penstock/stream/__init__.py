@@ -3,9 +3,11 @@
 `corpus` cuts files into units · `deal` says which unit a lane reads next · `reading`, `encoding`
 and `feed` make blocks of tokenized documents, in the threads of `ahead` · `chunks` packs ·
 `lanes` give rows and know their address · `share` is a rank's lanes · `state` joins ranks ·
-`text_stream` and `nanochat` are what people use.
+`text_stream` and `nanochat` are what people use · `index` counts an epoch, `counts` keeps it.
 """
 
+from penstock.stream.counts import Counts
+from penstock.stream.index import count
 from penstock.stream.nanochat import (
     tokenizing_distributed_data_loader,
     tokenizing_distributed_data_loader_bos_bestfit,
@@ -17,8 +19,10 @@ from penstock.stream.state import merge_states
 from penstock.stream.text_stream import TextStream
 
 __all__ = [
+    "Counts",
     "PassStream",
     "TextStream",
+    "count",
     "merge_states",
     "tokenizing_distributed_data_loader",
     "tokenizing_distributed_data_loader_bos_bestfit",

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from penstock.order import Permutation
 from penstock.order.hashing import key_of
+from penstock.pack import Rows as Packed
 from penstock.pack import pack_rows
 
 if TYPE_CHECKING:
@@ -40,6 +41,15 @@ class Rows:
         return len(self.used)
 
 
+def plan_chunk(lengths: I64, width: int) -> Packed:
+    """Which document stands where: of lengths alone.
+
+    >>> len(plan_chunk(np.array([3, 4, 2]), 5))
+    2
+    """
+    return pack_rows(lengths, width, "best_fit_decreasing", overflow="split")
+
+
 def pack_chunk(
     ids: npt.NDArray[np.uint32],
     offsets: I64,
@@ -50,7 +60,7 @@ def pack_chunk(
     pad: int,
 ) -> Rows:
     """The documents of a chunk as rows of `width` tokens; without a key in packing order."""
-    packed = pack_rows(np.diff(offsets), width, "best_fit_decreasing", overflow="split")
+    packed = plan_chunk(np.diff(offsets), width)
     count = len(packed)
     order = np.arange(count) if key is None else Permutation(count, key)(np.arange(count))
     tokens = np.full((count, width), pad, dtype)

@@ -87,18 +87,19 @@ def open_corpus(paths: Paths, field: str, *, lanes: int) -> Corpus:
 def cut_corpus(files: Sequence[InputFile], field: str, *, lanes: int) -> Corpus:
     """Files as units for so many lanes."""
     footers = footers_of(files, field)
-    total = sum(
-        sum(f.sizes) if f.rows else file.size for file, f in zip(files, footers, strict=True)
-    )
+    return _corpus(files, footers, units_for(files, footers, lanes))
+
+
+def units_for(
+    files: Sequence[InputFile], footers: Sequence[Footer], lanes: int
+) -> list[list[Unit]]:
+    """Each file's units, for so many lanes."""
+    both = list(zip(files, footers, strict=True))
+    total = sum(sum(footer.sizes) if footer.rows else file.size for file, footer in both)
     target = max(1, min(LARGEST, total // (A_LANE * lanes)))
-    return _corpus(
-        files,
-        footers,
-        [
-            list(units_of(file, footer, number, target))
-            for number, (file, footer) in enumerate(zip(files, footers, strict=True))
-        ],
-    )
+    return [
+        list(units_of(file, footer, number, target)) for number, (file, footer) in enumerate(both)
+    ]
 
 
 def group_corpus(files: Sequence[InputFile], field: str) -> tuple[Corpus, list[int]]:

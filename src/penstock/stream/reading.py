@@ -54,6 +54,7 @@ class Rejected:
         self._lock = threading.Lock()
         self._last: dict[Unit, int] = {}  # of each unit, the address up to which they are counted
         self._files: Counter[str] = Counter()
+        self._units: Counter[Unit] = Counter()
 
     def add(self, unit: Unit, reject: Reject) -> None:
         """Count a reject; those of a unit come in order."""
@@ -61,6 +62,11 @@ class Rejected:
             if reject.address > self._last.get(unit, -1):
                 self._last[unit] = reject.address
                 self._files[reject.path] += 1
+                self._units[unit] += 1
+
+    def of(self, unit: Unit) -> int:
+        """How many of a unit."""
+        return self._units[unit]
 
     def by_file(self) -> dict[str, int]:
         """How many of each file."""

@@ -27,9 +27,11 @@ from penstock.order.identity import check_identity
 from penstock.ranks import rank_and_world
 from penstock.stream.chunks import chunk_packer
 from penstock.stream.corpus import Corpus, open_corpus
+from penstock.stream.counts import Counts
 from penstock.stream.deal import Turns
 from penstock.stream.encoding import framing_encoder, opened
 from penstock.stream.feed import Source
+from penstock.stream.index import counts_of
 from penstock.stream.lanes import Drawn
 from penstock.stream.reading import CHUNK, Reader
 from penstock.stream.share import LANES, Policy, Share
@@ -58,7 +60,8 @@ class TextStream:
 
     A batch depends on the data, these settings and its number, not on ranks, `threads` or what was
     read ahead. `policy` says what becomes of documents that cannot be read: "error", or "reject".
-    `steps` ends the stream after so many batches.
+    `steps` ends the stream after so many batches; with "epoch", after those of one epoch, which
+    `penstock index` has counted: in the cache directory, or at `index`.
     """
 
     def __init__(
@@ -83,7 +86,8 @@ class TextStream:
         rank: int | None = None,
         world_size: int | None = None,
         threads: int | None = None,
-        steps: int | None = None,
+        steps: int | Literal["epoch"] | None = None,
+        index: str | os.PathLike[str] | None = None,
         device: str | torch.device | None = None,
         pin_memory: bool = True,
     ) -> None:
@@ -103,7 +107,6 @@ class TextStream:
         self._framing = _framing(self.tokenizer, bos, eos)
         self._buffer = at_least(1, buffer_size, "buffer_size")
         self._refill = at_least(1, tokenizer_batch_size, "tokenizer_batch_size")
-        self._steps = None if steps is None else at_least(1, steps, "steps")
         self._place, self._pin = place_of(device, pin_memory)
         self._dtype = np.uint16 if self.tokenizer.vocab_size <= 1 << 16 else np.uint32
         pads = (self.tokenizer.pad_id, self.tokenizer.eos_id, self._framing["bos"], 0)
@@ -113,29 +116,69 @@ class TextStream:
             pad=next(pad for pad in pads if pad is not None),
             buffer_size=self._buffer,
         )
+        paths = [paths] if isinstance(paths, str | os.PathLike) else paths
+        self.inputs = [os.fspath(path) for path in paths]
         lanes = at_least(1, lanes, "lanes")
-        self.corpus = open_corpus(paths, text_field, lanes=lanes)
-        self._rejects: Rejects = policy
+        self.corpus = open_corpus(self.inputs, text_field, lanes=lanes)
+        self.rejects: Rejects = policy
         self._reader = Reader(self.corpus, text_field, policy)
+        self.threads = threads_here() if threads is None else at_least(1, threads, "threads")
         self.share = Share(
             self._source,
             self._policy,
             lanes=lanes,
             rank=self.rank,
             world=self.world_size,
-            threads=threads_here() if threads is None else at_least(1, threads, "threads"),
+            threads=self.threads,
         )
         self.step = 0  # batches delivered since the run began
         if packing == "chunked":
             _say_if_small(self.corpus, lanes, self._policy.width)
+        self._index = index
+        self._counts: Counts | None = None
+        self._steps = steps if steps is None or steps == "epoch" else at_least(1, steps, "steps")
+        if self._steps == "epoch":
+            self._epoch().steps(self.batch_size * self.world_size)  # an error now, not at the end
         self._reset_stats()
 
     # --- batches
 
     def __iter__(self) -> Iterator[Sample]:
         """Batches from where the last one ended, whoever took it."""
-        while self._steps is None or self.step < self._steps:
+        while self._left() != 0:
             yield self.next_batch()
+
+    def __len__(self) -> int:
+        """All batches up to the end, where there is one."""
+        left = self._left()
+        if left is None:
+            raise TypeError(
+                "this stream has no end: give it steps=N, or steps='epoch' after `penstock index`"
+            )
+        return self.step + left
+
+    def __bool__(self) -> bool:
+        """A stream is something, whether or not it has a length."""
+        return True
+
+    def _left(self) -> int | None:
+        """Batches up to the end; of an epoch by its rows, which another batch size leaves."""
+        if self._steps is None:
+            return None
+        if self._steps == "epoch":
+            left = (self._epoch().rows or 0) - self.share.row
+            return max(0, left // (self.batch_size * self.world_size))
+        return max(0, self._steps - self.step)
+
+    @property
+    def steps_in_epoch(self) -> int:
+        """Global batches in one epoch, from the index that `penstock index` has made."""
+        return self._epoch().steps(self.batch_size * self.world_size)
+
+    def _epoch(self) -> Counts:
+        if self._counts is None:
+            self._counts = counts_of(self, self._index)
+        return self._counts
 
     def next_batch(self) -> Sample:
         """The next batch; from here on it counts as delivered."""
@@ -177,7 +220,7 @@ class TextStream:
     def _source(self) -> Source:
         crop, rejected = self.packing == "best_fit_crop", self._reader.rejected
         # Anew in a forked child, as is all that threads share.
-        self._reader = Reader(self.corpus, self.text_field, self._rejects, rejected)
+        self._reader = Reader(self.corpus, self.text_field, self.rejects, rejected)
         return Source(
             name=self.corpus.name,
             units=self.corpus.units,
