@@ -6,8 +6,8 @@ from g0 + rank on, and so owns the lanes with (lane − g0) mod W = rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from penstock.stream.lanes import (
 )
 
 LANES = 240
+Mark = tuple[int, dict[int, list[Any]], Tally]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,9 @@ class Policy:
             case "chunked":
                 return ChunkLane(seat, address)
             case "concat":
-                return ConcatLane(seat, address, overlap=self.overlap, pad=self.pad)
+                return ConcatLane(
+                    seat, address, width=self.width, overlap=self.overlap, pad=self.pad
+                )
         return CropLane(seat, address, capacity=self.width, least=self.buffer_size)
 
     def begin(self, at: At) -> list[Any]:
@@ -98,6 +101,8 @@ class Share:
         self._turn = rank  # the row of the stream that is this rank's next one
         self._source: Source | None = None
         self._ahead: Ahead | None = None
+        self._live: dict[int, ConcatLane] = {}  # of a pass, with rows to come
+        self._pass: tuple[int, dict[int, Lane]] | None = None  # which, and of which lanes
 
     @property
     def source(self) -> Source:
@@ -108,9 +113,10 @@ class Share:
 
     def own(self) -> list[int]:
         """This rank's lanes (or a worker's part of them), in the order of their turns."""
-        first, each = self.row + self.rank, self.lanes // self.world
+        first = self.row + self.rank
         worker, workers = self.part
-        return [(first + k * self.world) % self.lanes for k in range(worker, each, workers)]
+        mine = range(first % self.world, self.lanes, self.world)[worker::workers]
+        return sorted(mine, key=lambda lane: (lane - first) % self.lanes)
 
     def load(self, row: int, addresses: Mapping[int, Any]) -> None:
         """Go on at a row, each lane at its address."""
@@ -183,30 +189,66 @@ class Share:
         self.row += count * self.world
         return tokens, drawn
 
-    def one_pass(
-        self, epoch: int, dtype: npt.DTypeLike
-    ) -> Iterator[tuple[npt.NDArray[Any], Drawn]]:
-        """The rows of an epoch, lanes in turn, each until its documents of that epoch are read.
+    # --- passes, of `ConcatLane`s alone
 
-        Of `ConcatLane`s alone. Turns of lanes that have ended are counted too, so that ranks keep
-        their lanes whatever the others do.
+    def row_of(self, epoch: int, dtype: npt.DTypeLike) -> tuple[npt.NDArray[Any], Drawn] | None:
+        """The next row of an epoch; None where all documents of it that are this rank's were read.
+
+        Lanes have their turns though some have ended, so that ranks keep their lanes whatever the
+        others do.
         """
+        if not self.has_more(epoch):
+            return None
+        out = np.empty(self._policy.width, dtype)
+        try:
+            drawn = self._living(epoch)[self._turn % self.lanes].row(out)
+        except BaseException:
+            self.rest()  # so that another try is one
+            raise
+        assert drawn is not None
+        self._pass_turn(self._turn + self.world)
+        return out, drawn
+
+    def has_more(self, epoch: int) -> bool:
+        """Whether there is one more row of an epoch; it is the next lane's that has one."""
+        begin, live = self._turn, self._living(epoch)
+        try:
+            while live:
+                lane = self._turn % self.lanes
+                if lane in live and not live[lane].ended():
+                    return True
+                live.pop(lane, None)
+                self._pass_turn(self._turn + self.world)
+        except BaseException:
+            self._pass_turn(begin)
+            self.rest()
+            raise
+        self._pass_turn(begin)  # the next epoch's first row comes after this one's last
+        return False
+
+    def _living(self, epoch: int) -> dict[int, ConcatLane]:
+        """The lanes that are not known to have ended an epoch."""
         lanes = self.started()
-        live = set(lanes)
-        for lane in lanes.values():
-            assert isinstance(lane, ConcatLane)
-            lane.pass_ = epoch
-        while live:
-            turn = self._turn % self.lanes
-            self._turn += self.world
-            self.row += self.world
-            if turn in live:
-                out = np.empty(self._policy.width, dtype)
-                drawn = lanes[turn].row(out)
-                if drawn is None:
-                    live.remove(turn)
-                else:
-                    yield out, drawn
+        if self._pass != (epoch, lanes):
+            self._pass, self._live = (epoch, lanes), {}
+            for number, lane in lanes.items():
+                assert isinstance(lane, ConcatLane)
+                lane.pass_ = epoch
+                self._live[number] = lane
+        return self._live
+
+    def _pass_turn(self, turn: int) -> None:
+        self.row += turn - self._turn
+        self._turn = turn
+
+    def mark(self) -> Mark:
+        """Where this rank is, for `go_back`."""
+        return self.row, self.addresses(), replace(self.tally)
+
+    def go_back(self, mark: Mark) -> None:
+        """Be where a mark was made."""
+        self.rest()
+        self.row, self._addresses, self.tally = mark
 
     def started(self) -> dict[int, Lane]:
         """The lanes, at work: anew in a forked child, which has none of its parent's threads."""
@@ -216,13 +258,13 @@ class Share:
             addresses = self.addresses()
             self._turn = self.row + self.rank
             self._ahead = Ahead(self._threads, self._threads + 2)
-            for k, lane in enumerate(self.own()):
+            for lane in self.own():
                 seat = Seat(
                     lane=lane,
                     source=self.source,
                     ahead=self._ahead,
                     tally=self.tally,
-                    turn=self._turn + (self.part[0] + k * self.part[1]) * self.world,
+                    turn=self._turn + (lane - self._turn) % self.lanes,
                     every=self.lanes,
                 )
                 self._lanes[lane] = self._policy.lane(seat, addresses[lane])
