@@ -95,7 +95,8 @@ class Source:
             at = 0, number
             if self.is_empty(at):
                 continue
-            if any(len(self.encode(docs.texts)[0]) for docs in self.parts(self.units[number])):
+            parts = self.parts(self.units[self.deal.unit(at)])
+            if any(len(self.encode(docs.texts)[0]) for docs in parts):
                 return
         if self._empty:
             raise MissingData(f"{self.name} holds no document with a token: nothing to stream")

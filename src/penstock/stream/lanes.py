@@ -218,6 +218,8 @@ class ConcatLane:
             block = self._blocks.take()
             self._blocks.ask(self._turn + self._every * (len(block.ids) // self._width))
             self._asked = True
+            if not self._left():  # at most the beginning of an epoch, which had no token
+                self._held.clear()
             if (block.at, block.part) != (self._at, self._part) and not self._held:
                 self._at, self._part, self._next = block.at, block.part, 0
             came = len(block.ids) - (0 if self._held else self._next)

@@ -308,7 +308,9 @@ class PassStream(IterableDataset[Sample]):
         return f"<passes over {self._named()}: rank {self.rank} of {self.world_size}>"
 
     def _named(self) -> str:
-        return short(self.paths)
+        if isinstance(self.paths, str | os.PathLike):
+            return os.fspath(self.paths)
+        return f"{len(self.paths)} paths"
 
 
 def _batch(stream: TextStream, rows: Sequence[Row], size: int) -> Sample:

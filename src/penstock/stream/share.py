@@ -211,7 +211,8 @@ class Share:
 
     def has_more(self, epoch: int) -> bool:
         """Whether there is one more row of an epoch; it is the next lane's that has one."""
-        begin, live = self._turn, self._living(epoch)
+        live = self._living(epoch)
+        begin = self._turn
         try:
             while live:
                 lane = self._turn % self.lanes
@@ -235,7 +236,23 @@ class Share:
                 assert isinstance(lane, ConcatLane)
                 lane.pass_ = epoch
                 self._live[number] = lane
+            self._align(epoch)
         return self._live
+
+    def _align(self, epoch: int) -> None:
+        """Begin an epoch with the lane of its first unit, or this rank's next one after that.
+
+        So the order of its rows is the same whenever the epochs before it ended.
+        """
+        deal = self.source.deal
+        assert isinstance(deal, Turns)
+        if all(
+            lane.address() == self._policy.begin(deal.in_epoch(number, epoch))
+            for number, lane in self._live.items()
+        ):
+            first = epoch * deal.units
+            ahead = (self._turn - first) % self.world
+            self._pass_turn(self._turn + (first + ahead - self._turn) % self.lanes)
 
     def _pass_turn(self, turn: int) -> None:
         self.row += turn - self._turn

@@ -45,7 +45,8 @@ class PassTable:
         seed = seed % (1 << 62)
         again = int(own[_AGAIN]) + 1 if own[_SEED] == seed else 0
         same = (rows[:, _SEED] == seed) & (rows[:, _AGAIN] == again)
-        number = int(rows[same][0, _PASS]) if same.any() else max(least, following)
+        latest = same & (rows[:, _PASS] >= following - 1)  # not from before the others' last ones
+        number = int(rows[latest][0, _PASS]) if latest.any() else max(least, following)
         for column, value in ((_PASS, number), (_AGAIN, again), (_SEED, seed)):
             own[column] = value
         own[_NEXT] = number + 1
