@@ -162,5 +162,5 @@ def test_what_a_config_lacks_is_said(folder: Path) -> None:
     options = {"hf_dataset_name": str(folder), "tokenizer_path": str(gpt2_like())}
     with pytest.raises(ConfigError, match="no sample of 99999 inputs and labels"):
         build(DataConfig(**options), seq_len=99_999)
-    with pytest.raises(ConfigError, match="not streamed by this release"):
-        build(DataConfig(**options, hf_streaming=True))
+    with pytest.raises(ConfigError, match="packing and balance need all documents' lengths"):
+        build(DataConfig(**options, hf_streaming=True, packing="concat"))

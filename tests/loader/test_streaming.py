@@ -178,16 +178,14 @@ def test_lr_scale_is_that_of_the_step_last_delivered(folder: Path) -> None:
     phases = [TrainingPhase(start_step=2, lr_scale=0.5)]
     loader = load(folder, config=DataConfig(phases=phases), accumulation=2)
     scales = [loader.lr_scale]
-    for _ in itertools.islice(loader, 6):
-        scales.append(loader.lr_scale)
+    scales += [loader.lr_scale for _ in itertools.islice(loader, 6)]
     assert scales == [1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5]
 
 
 def test_an_epoch_that_was_broken_off_is_gone_on_with(folder: Path) -> None:
     expected = [digests(batch) for batch in load(folder)]
-    loader, found = load(folder), []
-    for batch in itertools.islice(loader, 3):
-        found.append(digests(batch))
+    loader = load(folder)
+    found = [digests(batch) for batch in itertools.islice(loader, 3)]
     assert loader.state_dict()["batches_yielded"] == 3
     found += [digests(batch) for batch in loader]
     assert found == expected

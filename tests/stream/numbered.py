@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def traced(rows: Iterable[dict[str, Any]], sizes: Sequence[int]) -> Counter[int]
     for row in rows:
         tokens = tokens_of(row)
         found.update(tokens)
-        for token, following in zip(tokens, tokens[1:], strict=False):
+        for token, following in pairwise(tokens):
             if token == EOS:
                 assert following in starts
             else:

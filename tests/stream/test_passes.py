@@ -27,6 +27,7 @@ from tests.stream.numbered import (
     traced,
     write_numbered,
 )
+from tests.text.server import serving
 from torch.utils.data import DataLoader
 
 from penstock import ConfigError, DataError, MissingData, PenstockError, StateMismatch, merge_states
@@ -518,9 +519,12 @@ def test_after_an_error_the_state_is_that_of_the_last_row_and_another_try_goes_o
             return [tokens_of(got)]
         return [tokens_of({k: got[k][i] for k in ("input_ids", "labels")}) for i in range(4)]
 
-    with pytest.raises(DataError, match=r"3\.parquet is cut short, damaged"):
+    def all_of_it() -> None:
         while True:
-            found += more()
+            found.extend(more())
+
+    with pytest.raises(DataError, match=r"3\.parquet is cut short, damaged"):
+        all_of_it()
     assert 0 < len(found) < len(expected)
     state = in_json(stream.state_dict())
     for _ in range(2):
@@ -537,6 +541,28 @@ def test_after_an_error_the_state_is_that_of_the_last_row_and_another_try_goes_o
     again.load_state_dict(state)
     rest = [tokens_of(row) for row in again]
     assert rest == expected[len(expected) - len(rest) :]
+
+
+def test_a_server_that_fails_gives_the_same_rows_and_one_that_is_down_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_REMOTE_WAIT", "0.001")
+    folder = write_numbered(tmp_path / "d", lengths(200), files=2)
+    expected = [tokens_of(row) for row in passes(folder)]
+    with serving(folder) as server:
+        urls = [server.url(f"{number}.parquet") for number in range(2)]
+        stream = PassStream(urls, Numbering(), T, lanes=24, seed=3, threads=2)
+        server.faults += ["429", "cut", "", "503", "drop", "short", "", "none", "close"]
+        rows = iter(stream)
+        found = taken(rows, 20)
+        state = in_json(stream.state_dict())
+        server.always = "503"
+        with pytest.raises(DataError, match=r"\d\.parquet: reading at byte [\d,]+ failed 6 times"):
+            list(rows)
+        server.always = ""
+        again = PassStream(urls, Numbering(), T, lanes=24, seed=3, threads=2)
+        again.load_state_dict(state)
+        assert found + [tokens_of(row) for row in again] == expected
 
 
 @pytest.mark.parametrize(
@@ -589,7 +615,7 @@ def test_foreign_and_damaged_states_are_one_sentence_and_change_nothing(tmp_path
         with pytest.raises(StateMismatch, match="belongs to another run: "):
             passes(folder, **options).load_state_dict(good)
     others = write_numbered(tmp_path / "e", lengths(61))
-    with pytest.raises(StateMismatch, match="data was .* and is .* here"):
+    with pytest.raises(StateMismatch, match=r"data was .* and is .* here"):
         passes(others).load_state_dict(good)
 
 
