@@ -556,7 +556,7 @@ def test_a_server_that_fails_gives_the_same_rows_and_one_that_is_down_an_error(
         rows = iter(stream)
         found = taken(rows, 20)
         state = in_json(stream.state_dict())
-        server.always = "503"
+        server.always, server.from_byte = "503", 1
         with pytest.raises(DataError, match=r"\d\.parquet: reading at byte [\d,]+ failed 6 times"):
             list(rows)
         server.always = ""
