@@ -3,7 +3,8 @@
     with Hub({"acme/tales": folder}) as hub:
         os.environ["HF_ENDPOINT"] = hub.url
 
-Each dataset has one commit at a time, named by its folder's content; older ones stay readable.
+Each dataset has one commit at a time, named by its folder's content; older ones stay readable,
+until they are deleted from `commits`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Hub:
 
     def __init__(self, datasets: dict[str, Path]) -> None:
         self.asked: list[str] = []
+        self.faults: list[str] = []  # of the next reads of files: a status, or "cut"
         self.commits: dict[str, dict[str, dict[str, bytes]]] = {}
         self.main: dict[str, str] = {}
         for name, folder in datasets.items():
@@ -99,22 +101,29 @@ class _Handler(BaseHTTPRequestHandler):
         wanted = self.headers.get("Range")
         if wanted is None:
             return self._send(200, content, headers)
+        fault = self.hub.faults.pop(0) if self.hub.faults and self.command == "GET" else ""
+        if fault.isdecimal():
+            return self._send(int(fault), b"", {"Retry-After": "0"})
         first, _, last = wanted.removeprefix("bytes=").partition("-")
         end = min(int(last or len(content)), len(content) - 1)
         headers["Content-Range"] = f"bytes {first}-{end}/{len(content)}"
-        return self._send(206, content[int(first) : end + 1], headers)
+        part = content[int(first) : end + 1]
+        return self._send(206, part, headers, given=len(part) // 2 if fault else None)
 
     def _json(self, value: Any) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
-    def _send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+    def _send(
+        self, status: int, content: bytes, headers: dict[str, str], *, given: int | None = None
+    ) -> None:
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key, value)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(content)
+            self.wfile.write(content[:given])
+        self.close_connection = given is not None
 
 
 def _info(files: dict[str, bytes], path: str) -> list[dict[str, Any]]:

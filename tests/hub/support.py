@@ -89,3 +89,12 @@ def rows_of(dataset: Any) -> npt.NDArray[np.int64]:
     batch = dataset.take(np.arange(len(dataset)))
     inputs, labels = batch["input_ids"].numpy(), batch["labels"].numpy()
     return np.concatenate([inputs, labels[:, -1:]], axis=1)
+
+
+def row_tokens(row: Any) -> list[int]:
+    """A streamed row's tokens, without its padding; inputs and labels have to agree."""
+    inputs, labels = row["input_ids"].tolist(), row["labels"].tolist()
+    known = [label for label in labels if label != -100]
+    assert labels == known + [-100] * (len(labels) - len(known))
+    assert inputs[1 : len(known) + 1] == known[: len(inputs) - 1]
+    return [inputs[0], *known]

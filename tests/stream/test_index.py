@@ -130,7 +130,7 @@ def test_a_concatenated_epoch_delivers_what_was_counted(
 ) -> None:
     stream = opened(write(tmp_path / "corpus", kind, documents()), lanes=lanes, packing="concat")
     counts = count(stream)
-    used = [drawn.used for _, drawn in stream.one_pass(0)]
+    used = [drawn.used for _, drawn in iter(lambda: stream.row_of(0), None)]
     assert sum(used) == counts.tokens
     assert counts.rows == counts.tokens // 65
     assert counts.padding == 0

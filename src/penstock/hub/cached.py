@@ -32,6 +32,7 @@ from penstock.prepare.tally import Progress
 from penstock.store.manifest import MANIFEST
 from penstock.text.documents import Policy, read_records, units_of
 from penstock.text.files import find_files
+from penstock.text.parquet import columns_of
 
 HUB_VERSION = 1  # of what is written for the same documents
 ROWS = 256  # documents that are held at once on their way through Parquet
@@ -115,7 +116,7 @@ def documents_of(
     Where only `datasets` can read them, they are copied to Parquet in the cache, once, and stay.
     """
     if files.plain:
-        _check_files(files, text_field)
+        _check_files(files, text_field, schemas=True)
         return list(files.paths)
     named = {
         "version": HUB_VERSION,
@@ -187,13 +188,20 @@ def _told(files: HubFiles, store: Path) -> Callable[[Progress], None]:
     return told
 
 
-def _check_files(files: HubFiles, text_field: str) -> None:
-    """Refuse files that are others by now, and a field that the first documents have not."""
+def _check_files(files: HubFiles, text_field: str, *, schemas: bool = False) -> None:
+    """Refuse files that are others by now, and a field that the first documents have not.
+
+    With `schemas`, Parquet is judged by its columns' types, and no document of it is read.
+    """
     inputs = find_files(files.paths)
     known = dict(zip(files.paths, files.stamps, strict=True))
     for file in inputs:
         if known.get(file.path) not in ("", file.stamp):
             raise DataError(f"{file.path} is being changed: let it be finished, and start again")
+    if schemas and inputs[0].kind == "parquet":
+        kinds = columns_of(inputs[0])
+        _check_column(files, text_field, list(kinds), kinds.get(text_field))
+        return
     for unit in units_of(inputs):
         for batch in read_records(inputs[unit.file], unit, policy="reject"):
             if batch.records:
@@ -209,13 +217,20 @@ def _check_field(
     files: HubFiles, text_field: str, columns: Sequence[str], found: Sequence[Any]
 ) -> None:
     """Refuse a field that there is not, or that holds no text, by its first values."""
+    others = {type(value).__name__ for value in found if value is not None}
+    text = not others or others & {"str", "bytes"}
+    _check_column(files, text_field, columns, None if text else " or ".join(sorted(others)))
+
+
+def _check_column(
+    files: HubFiles, text_field: str, columns: Sequence[str], other: str | None
+) -> None:
+    """Refuse a column that there is not, or that is something `other` than text."""
     choices = f"its columns: {', '.join(columns)}"
     if text_field not in columns:
         raise ConfigError(f"{files.title} has no column {text_field!r} to read; {choices}")
-    others = {type(value).__name__ for value in found if value is not None}
-    if others and not others & {"str", "bytes"}:
-        kinds = " or ".join(sorted(others))
-        raise ConfigError(f"{text_field!r} of {files.title} is {kinds}, not text; {choices}")
+    if other:
+        raise ConfigError(f"{text_field!r} of {files.title} is {other}, not text; {choices}")
 
 
 def _write_documents(files: HubFiles, text_field: str, documents: Path) -> None:

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.checks import at_least
-from penstock.errors import ConfigError, StateMismatch
+from penstock.errors import StateMismatch
 from penstock.hub.cached import documents_of
-from penstock.hub.sources import sources_of
+from penstock.hub.sources import COMMIT, HubFiles, sources_of
+from penstock.order.identity import short
 from penstock.stream import PassStream
+from penstock.stream.passes import check_is_state
 from penstock.stream.share import LANES
-from penstock.text import open_tokenizer
 from penstock.text.documents import Policy
 
 
@@ -57,10 +58,10 @@ class StreamingHuggingFaceDataset(PassStream):
         self.split, self.text_field = split, text_field
         self.tokenizer_path = os.fspath(tokenizer_path)
         self.shuffle_buffer_size = at_least(0, shuffle_buffer_size, "shuffle_buffer_size")
-        self.revision, self._cache_dir = revision, cache_dir
+        self._asked, self._cache_dir = revision, cache_dir
         super().__init__(
             (),
-            None,
+            self.tokenizer_path,
             seq_len,
             text_field=text_field,
             lanes=lanes,
@@ -72,39 +73,49 @@ class StreamingHuggingFaceDataset(PassStream):
             policy=policy,
             threads=threads,
         )
+        self._be_at(revision)
 
-    def files(self) -> list[str]:
-        """The split's files, at the commit that is "main" now or that `revision` names."""
-        files = sources_of(
-            self.dataset_name, self.dataset_config, self.split, revision=self.revision
-        )
-        self.revision = files.revision
-        return documents_of(files, self.text_field, self._cache_dir)
+    @property
+    def revision(self) -> str | None:
+        """The commit that is read; None of a directory here."""
+        return self.files.revision
 
-    def tokenizer(self) -> Any:
-        """The tokenizer, which has to have an EOS."""
-        opened = open_tokenizer(self.tokenizer_path)
-        if opened.eos_id is None:
-            raise ConfigError(
-                f"{self.tokenizer_path} names no eos_token, and documents have to end with one: "
-                "add it to its tokenizer_config.json"
-            )
-        return opened
+    def _be_at(self, revision: str | None) -> None:
+        """Find the split's files, at the commit that "main" is now or that `revision` names."""
+        files = sources_of(self.dataset_name, self.dataset_config, self.split, revision=revision)
+        self.paths = documents_of(files, self.text_field, self._cache_dir)
+        self.files: HubFiles = files
 
-    def state_dict(self) -> dict[str, Any]:
-        """`epoch`, `rank_docs_consumed`, the addresses of this rank's lanes, and the `revision`."""
-        state = super().state_dict()
-        return state | {"revision": self.revision}
+    def _state(self) -> dict[str, Any]:
+        return super()._state() | {"revision": self.revision}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the row at which `state` was taken, at any number of ranks."""
-        saved = state.get("revision")
-        if saved is not None and not isinstance(saved, str):
+    def _load(self, state: Mapping[str, Any]) -> None:
+        before = self.paths, self.files, self._stream
+        try:
+            check_is_state(state)
+            self._follow(state.get("revision"))
+            super()._load(state)
+        except BaseException:
+            self.paths, self.files, self._stream = before
+            raise
+
+    def _follow(self, saved: Any) -> None:
+        """Read the commit that a state was saved at; a directory is compared by its files."""
+        if saved is None or self.revision is None or saved == self.revision:
+            return
+        if not isinstance(saved, str) or not COMMIT.fullmatch(saved):
             raise StateMismatch(
-                f"this is not a state of a stream: revision is {saved!r}, where a commit was "
+                f"this is not a state of a stream: revision is {short(saved)}, where a commit was "
                 "expected"
             )
-        if saved is not None and saved != self.revision:
-            self.close()
-            self.revision, self._stream = saved, None
-        super().load_state_dict(state)
+        if self._asked is not None and COMMIT.fullmatch(self._asked):
+            raise StateMismatch(
+                f"this state was saved at commit {saved[:12]}, and revision={self._asked[:12]!r} "
+                "asks for another one: leave revision out, or begin anew"
+            )
+        self.close()
+        self._be_at(saved)
+        self._stream = None
+
+    def _named(self) -> str:
+        return self.files.title

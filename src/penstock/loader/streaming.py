@@ -17,7 +17,8 @@ from penstock.loader.core import StatefulDataLoader
 from penstock.loader.fetch import Collate
 from penstock.loader.setup import BatchSize, Workers, batch_schedule
 from penstock.loader.state import check_ranks
-from penstock.stream.passes import PassStream
+from penstock.order.identity import short
+from penstock.stream.passes import PassStream, check_is_state, number_in
 
 
 class StreamLoader(StatefulDataLoader):
@@ -42,26 +43,30 @@ class StreamLoader(StatefulDataLoader):
         check_every: int = 0,
         **others: Any,
     ) -> None:
-        unused = [name for name, value in {"sampler": sampler, **others}.items() if value]
-        if unused or workers == "process" or collate_fn is not None:
-            what = (
-                unused[0] if unused else "workers='process'" if collate_fn is None else "collate_fn"
-            )
+        given = {"sampler": sampler, "collate_fn": collate_fn, **others}
+        given["workers='process'"] = workers == "process" or None
+        unused = [name for name, value in given.items() if value not in (None, ())]
+        if unused:
+            what = " and ".join(unused)
             raise ConfigError(
-                f"{what} means nothing over a stream, which deals its rows itself and makes them "
+                f"{what} cannot be had over a stream, which deals its rows itself and makes them "
                 "in threads: leave it out, or give the dataset to torch's DataLoader"
             )
+        if workers not in ("auto", "thread"):
+            raise ConfigError(f"workers is 'auto' or 'thread' over a stream, not {workers!r}")
         if tail not in ("drop", "pad"):
             raise ConfigError(f"tail is 'drop' or 'pad', not {tail!r}")
         self.config = config or DataConfig()
         self.dataset: PassStream = dataset
+        if config is not None and dataset.threads is None:
+            dataset.threads = max(config.num_workers, 1)
         self._schedule = batch_schedule(batch_size)
         self._accumulation = at_least(1, accumulation, "accumulation")
         self._pads = tail == "pad"
         self._place, self._pin = place_of(device, self.config.pin_memory)
         self._check_every = check_every
-        self._done = self._in_epoch = 0  # batches, since the run began and in this epoch
-        self._skip = 0  # batches that a state of the documented keys says were had
+        self._step = self._of_step = 0  # steps of the run, and batches of the one under way
+        self._in_epoch, self._last_epoch = 0, 0  # batches in this epoch; which one that is
         self._reset_stats()
 
     # --- where we are
@@ -79,12 +84,13 @@ class StreamLoader(StatefulDataLoader):
     @property
     def step(self) -> int:
         """The step that the next batch belongs to, counted from the start of the run."""
-        return self._done // self._accumulation
+        return self._step
 
     @property
     def lr_scale(self) -> float:
         """The phase's learning-rate scale, for the batch last delivered or else the first."""
-        return self.config.lr_scale(max(self._done - 1, 0) // self._accumulation)
+        last = self._step if self._of_step else max(self._step - 1, 0)
+        return self.config.lr_scale(last)
 
     def __len__(self) -> int:
         raise TypeError(
@@ -98,24 +104,26 @@ class StreamLoader(StatefulDataLoader):
         """One pass from the current row on."""
         asked = time.perf_counter()
         for batch in self.dataset.batches(self._size, pad=self._pads):
-            self._done += 1
-            self._in_epoch += 1
-            if self._skip:
-                self._skip -= 1
-                continue
+            self._count()
             delivered = self._placed(batch)
             self._waited += time.perf_counter() - asked
             self._batches += 1
             self._tokens += int(batch["input_ids"].numel())
-            if self._check_every and self._done % (self._check_every * self._accumulation) == 0:
+            if self._check_every and not self._of_step and not self._step % self._check_every:
                 self.check_ranks()
             yield delivered
             asked = time.perf_counter()
-        self._in_epoch = 0
+
+    def _count(self) -> None:
+        """One more batch; after an epoch's last one this is at the beginning of the next."""
+        whole_step, self._of_step = divmod(self._of_step + 1, self._accumulation)
+        self._step += whole_step
+        self._in_epoch = self._in_epoch + 1 if self.epoch == self._last_epoch else 0
+        self._last_epoch = self.epoch
 
     def _size(self) -> int:
         """The batch size of the step under way."""
-        return [size for start, size in self._schedule if start <= self.step][-1]
+        return [size for start, size in self._schedule if start <= self._step][-1]
 
     def _placed(self, batch: Sample) -> Any:
         if self._place is not None:
@@ -132,39 +140,65 @@ class StreamLoader(StatefulDataLoader):
         data = self.dataset
         sampler = {"seed": data.seed, "num_replicas": data.world_size, "rank": data.rank}
         return data.state_dict() | {
-            "step": self._done,
+            "step": self._step,
+            "batch_of_step": [self._of_step, self._accumulation],
             "batches_yielded": self._in_epoch,
             "sampler": {"epoch": self.epoch, **sampler},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the batch at which `state` was taken."""
-        counts = {name: state.get(name, 0) for name in ("step", "batches_yielded")}
-        for name, value in counts.items():
-            if type(value) is not int or value < 0:
-                raise StateMismatch(
-                    f"this is not a state of a stream: {name} is {value!r}, where a whole number "
-                    "was expected"
-                )
-        self.dataset.load_state_dict(state)
-        self._done, self._in_epoch, self._skip = counts["step"], counts["batches_yielded"], 0
+        check_is_state(state)
         if "lanes" not in state:
-            self._skip, self._in_epoch = self._in_epoch, 0
-            if self._skip:
-                warnings.warn(
-                    f"this state has no lanes: {self._skip:,} batches of this loader's size are "
-                    "read again and left out",
-                    stacklevel=2,
-                )
+            self._load_documented(state)
+        else:
+            counts = _counts(state)
+            self.dataset.load_state_dict(state)
+            self._step, of_step, accumulation, self._in_epoch = counts
+            self._of_step = of_step if accumulation == self._accumulation else 0
+            self._step += bool(of_step) and not self._of_step  # a step under way has ended
+        self._last_epoch = self.epoch
         self._reset_stats()
+
+    def _load_documented(self, state: Mapping[str, Any]) -> None:
+        """A state of `epoch`, `batches_yielded`, `sampler`, of a loader with our batch sizes."""
+        batches, sampler = number_in(state, "batches_yielded", 0), state.get("sampler") or {}
+        if not isinstance(sampler, Mapping):
+            raise StateMismatch(
+                f"this is not a state of a stream: sampler is {short(sampler)}, where a dict was "
+                "expected"
+            )
+        ranks = number_in(sampler, "num_replicas", self.dataset.world_size)
+        self.dataset.load_state_dict(state)
+        if batches and "rank_docs_consumed" not in state:
+            warnings.warn(
+                f"this state has no lanes: the rows of {batches:,} batches of this loader's sizes "
+                "are read again and left out",
+                stacklevel=3,
+            )
+            self.dataset.leave_out(self._rows_in(batches) * ranks // self.dataset.world_size)
+        self._step, self._of_step = divmod(batches, self._accumulation)
+        self._in_epoch = batches
+
+    def _rows_in(self, batches: int) -> int:
+        """This rank's rows in the first batches of a run."""
+        starts = [start * self._accumulation for start, _ in self._schedule]
+        ends = [min(end, batches) for end in (*starts[1:], batches)]
+        sizes = [size for _, size in self._schedule]
+        spans = zip(starts, ends, sizes, strict=True)
+        return sum(size * max(end - start, 0) for start, end, size in spans)
 
     def identity(self) -> dict[str, Any]:
         """What decides the rows besides their number."""
         return self.dataset.opened().identity()
 
     def check_ranks(self) -> None:
-        """Refuse to go on where ranks have gone apart. A collective: call it on every rank."""
-        check_ranks(self.position, self.identity())
+        """Refuse to go on where ranks have gone apart. A collective: call it on every rank.
+
+        What is compared is how far they are in steps: passes end where each rank's lanes do.
+        """
+        done = self._step * self._accumulation + self._of_step
+        check_ranks(done, self.identity())
 
     # --- accounts
 
@@ -185,3 +219,20 @@ class StreamLoader(StatefulDataLoader):
     def _reset_stats(self) -> None:
         self._since, self._waited = time.perf_counter(), 0.0
         self._batches = self._tokens = 0
+
+
+def _counts(state: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """Of a state: steps, batches of the one under way, accumulation, batches of the epoch."""
+    of_step = state.get("batch_of_step", [0, 1])
+    if not isinstance(of_step, list | tuple) or len(of_step) != 2:
+        raise StateMismatch(
+            f"this is not a state of a stream: batch_of_step is {short(of_step)}, where two "
+            "numbers were expected"
+        )
+    named = {"batch_of_step": of_step[0], "accumulation": of_step[1]}
+    return (
+        number_in(state, "step", 0),
+        number_in(named, "batch_of_step"),
+        number_in(named, "accumulation"),
+        number_in(state, "batches_yielded", 0),
+    )

@@ -52,6 +52,7 @@ class Source:
     seed: int
     shuffle: bool = False  # documents within a block
     make: Callable[[Block], Any] | None = None
+    passes: bool = False  # whether a block without a token stands where an epoch begins
     _empty: set[int] = field(default_factory=set)  # units found without a token
 
     def is_empty(self, at: At) -> bool:
@@ -84,6 +85,22 @@ class Source:
             block.made = self.make(block)
         return block
 
+    def beginning(self, at: At) -> Block:
+        """Nothing, where an epoch begins: a lane in a pass learns there that it has ended."""
+        return Block(at, 0, np.empty(0, np.uint32), np.zeros(1, np.int64))
+
+    def check_not_empty(self) -> None:
+        """Refuse a corpus without a token, after a pass that met none, by reading on to one."""
+        for number in range(len(self.units) if self._empty else 0):
+            at = 0, number
+            if self.is_empty(at):
+                continue
+            parts = self.parts(self.units[self.deal.unit(at)])
+            if any(len(self.encode(docs.texts)[0]) for docs in parts):
+                return
+        if self._empty:
+            raise MissingData(f"{self.name} holds no document with a token: nothing to stream")
+
 
 class Feed:
     """The blocks of a lane from an address on."""
@@ -92,12 +109,15 @@ class Feed:
         self._lane, self._source = lane, source
         self._at, self._skip = at, part
         self._open: Iterator[tuple[int, Docs]] | None = None
-        self._found = False
+        self._found = self._passed = False
 
     def next(self) -> Block:
         """The next block with a token."""
         source = self._source
         while True:
+            if self._passed:
+                self._passed = False
+                return source.beginning(self._at)
             if self._open is None:
                 if source.is_empty(self._at):
                     self._go_on()
@@ -116,5 +136,6 @@ class Feed:
                 return block
 
     def _go_on(self) -> None:
-        self._at = self._source.deal.following(self._lane, self._at)
+        before, self._at = self._at, self._source.deal.following(self._lane, self._at)
+        self._passed = self._source.passes and self._at[0] > before[0]
         self._open, self._skip = None, 0

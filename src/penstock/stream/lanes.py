@@ -165,11 +165,13 @@ class ConcatLane:
     row with its last tokens is padded, and then there are none; without, rows go on for ever.
     """
 
-    def __init__(self, seat: Seat, address: Sequence[int], *, overlap: int, pad: int) -> None:
+    def __init__(
+        self, seat: Seat, address: Sequence[int], *, width: int, overlap: int, pad: int
+    ) -> None:
         epoch, number, self._part, self._next = address
         self._at = epoch, number
         self.tally, self._turn, self._every = seat.tally, seat.turn, seat.every
-        self._overlap, self._pad = overlap, pad
+        self._width, self._overlap, self._pad = width, overlap, pad
         self._blocks = _Blocks(seat.lane, seat.source, seat.ahead, self._at, self._part)
         self._held: deque[Block] = deque()  # the first is open; `_next` counts in it
         self.pass_: int | None = None
@@ -183,9 +185,9 @@ class ConcatLane:
 
     def row(self, out: Out) -> Drawn | None:
         """The next row; None where the pass has no more."""
-        if self.pass_ is not None and self._at[0] > self.pass_:
+        if self.ended():
             return None
-        self._hold(len(out))
+        self._hold(self._width)
         used, begins = self._fill(out)
         if not used:
             return None
@@ -200,14 +202,24 @@ class ConcatLane:
         self._turn += self._every
         return Drawn(used, begins[begins > 0], len(begins))
 
-    def _hold(self, width: int) -> None:
-        """Take blocks until a row can be filled, or the pass ends."""
-        while self._left() < width and not self._past():
+    def ended(self) -> bool:
+        """Whether the pass has no more tokens here."""
+        if self.pass_ is None:
+            return False
+        if self._at[0] <= self.pass_:
+            self._hold(1)
+        return self._at[0] > self.pass_
+
+    def _hold(self, count: int) -> None:
+        """Take blocks until there are so many tokens, or the pass ends."""
+        while self._left() < count and not self._past():
             if not self._asked:
                 self._blocks.ask(self._turn)
             block = self._blocks.take()
-            self._blocks.ask(self._turn + self._every * (len(block.ids) // width))
+            self._blocks.ask(self._turn + self._every * (len(block.ids) // self._width))
             self._asked = True
+            if not self._left():  # at most the beginning of an epoch, which had no token
+                self._held.clear()
             first = 0 if self._held else self._next
             if not self._held:
                 self._at, self._part = _met(
@@ -245,12 +257,12 @@ class ConcatLane:
             self.tally.documents += len(self._held[0])
         self._next += count
         while self._held and self._next >= len(self._held[0].ids):
-            self._next -= len(self._held.popleft().ids)
+            gone = self._held.popleft()
+            self._next -= len(gone.ids)
             if self._held:
                 self._at, self._part = self._held[0].at, self._held[0].part
                 self.tally.documents += len(self._held[0]) if self._next else 0
-            else:
-                assert self._next == 0
+            elif len(gone.ids):  # not an epoch's beginning
                 self._part += 1
 
     def mark(self) -> Any:

@@ -6,7 +6,7 @@ from g0 + rank on, and so owns the lanes with (lane − g0) mod W = rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,7 +50,9 @@ class Policy:
             case "chunked":
                 return ChunkLane(seat, address)
             case "concat":
-                return ConcatLane(seat, address, overlap=self.overlap, pad=self.pad)
+                return ConcatLane(
+                    seat, address, width=self.width, overlap=self.overlap, pad=self.pad
+                )
         return CropLane(seat, address, capacity=self.width, least=self.buffer_size)
 
     def begin(self, at: At) -> list[Any]:
@@ -106,6 +108,8 @@ class Share:
         self._turn = rank  # the row of the stream that is this rank's next one
         self._source: Source | None = None
         self._ahead: Ahead | None = None
+        self._live: dict[int, ConcatLane] = {}  # of a pass, with rows to come
+        self._pass: tuple[int, dict[int, Lane]] | None = None  # which, and of which lanes
         self._before = 0, Tally()  # the row and the tally before the latest draw
         self._marks: dict[int, Any] = {}  # of each lane that it drew from
 
@@ -121,9 +125,10 @@ class Share:
         return self._own(self.row)
 
     def _own(self, row: int) -> list[int]:
-        first, each = row + self.rank, self.lanes // self.world
+        first = row + self.rank
         worker, workers = self.part
-        return [(first + k * self.world) % self.lanes for k in range(worker, each, workers)]
+        mine = range(first % self.world, self.lanes, self.world)[worker::workers]
+        return sorted(mine, key=lambda lane: (lane - first) % self.lanes)
 
     def load(self, row: int, addresses: Mapping[int, Any]) -> None:
         """Go on at a row, each lane at its address."""
@@ -171,6 +176,8 @@ class Share:
         """Take the latest draw back: its rows come again."""
         marks = self._marks
         addresses = {lane: found.address(marks.get(lane)) for lane, found in self._lanes.items()}
+        if not self._lanes:  # at rest since something failed: of lanes whose marks are addresses
+            addresses = (self._addresses or {}) | marks
         self.row, self.tally = self._before
         self._let_go(addresses)
 
@@ -226,32 +233,78 @@ class Share:
             self.undo()
             raise
 
-    def one_pass(
-        self, epoch: int, dtype: npt.DTypeLike
-    ) -> Iterator[tuple[npt.NDArray[Any], Drawn]]:
-        """The rows of an epoch, lanes in turn, each until its documents of that epoch are read.
+    # --- passes, of `ConcatLane`s alone
 
-        Of `ConcatLane`s alone. Turns of lanes that have ended are counted too, so that ranks keep
-        their lanes whatever the others do.
+    def row_of(self, epoch: int, dtype: npt.DTypeLike) -> tuple[npt.NDArray[Any], Drawn] | None:
+        """The next row of an epoch; None where all documents of it that are this rank's were read.
+
+        Lanes have their turns though some have ended, so that ranks keep their lanes whatever the
+        others do.
         """
-        live = set(self.own())
-        known: dict[int, Lane] = {}
-        while live:
-            if self.started() is not known:
-                known = self._lanes
-                for lane in known.values():
-                    assert isinstance(lane, ConcatLane)
-                    lane.pass_ = epoch
-            number = self._turn % self.lanes
-            if number in live:
-                out = np.empty(self._policy.width, dtype)
-                drawn = self._row(number, out)
-                if drawn is None:
-                    live.remove(number)
-            self._turn += self.world
-            self.row += self.world
-            if number in live and drawn is not None:
-                yield out, drawn
+        if not self.has_more(epoch):
+            return None
+        out = np.empty(self._policy.width, dtype)
+        try:
+            drawn = self._living(epoch)[self._turn % self.lanes].row(out)
+        except BaseException:
+            self.rest()  # so that another try is one
+            raise
+        assert drawn is not None
+        self._pass_turn(self._turn + self.world)
+        return out, drawn
+
+    def has_more(self, epoch: int) -> bool:
+        """Whether there is one more row of an epoch; it is the next lane's that has one."""
+        live = self._living(epoch)
+        begin = self._turn
+        try:
+            while live:
+                lane = self._turn % self.lanes
+                if lane in live:
+                    self._marks.setdefault(lane, live[lane].mark())
+                    if not live[lane].ended():
+                        return True
+                live.pop(lane, None)
+                self._pass_turn(self._turn + self.world)
+        except BaseException:
+            self._pass_turn(begin)
+            self.rest()
+            raise
+        self._pass_turn(begin)  # the next epoch's first row comes after this one's last
+        return False
+
+    def _living(self, epoch: int) -> dict[int, ConcatLane]:
+        """The lanes that are not known to have ended an epoch."""
+        lanes = self.started()
+        if self._pass != (epoch, lanes):
+            self._pass, self._live = (epoch, lanes), {}
+            for number, lane in lanes.items():
+                assert isinstance(lane, ConcatLane)
+                lane.pass_ = epoch
+                self._live[number] = lane
+            self._align(epoch)
+        return self._live
+
+    def _align(self, epoch: int) -> None:
+        """Begin an epoch with the lane of its first unit, or this rank's next one after that.
+
+        So the order of its rows is the same whenever the epochs before it ended.
+        """
+        deal = self.source.deal
+        assert isinstance(deal, Turns)
+        if all(
+            lane.address() == self._policy.begin(deal.in_epoch(number, epoch))
+            for number, lane in self._live.items()
+        ):
+            first = epoch * deal.units
+            ahead = (self._turn - first) % self.world
+            self._pass_turn(self._turn + (first + ahead - self._turn) % self.lanes)
+
+    def _pass_turn(self, turn: int) -> None:
+        self.row += turn - self._turn
+        self._turn = turn
+
+    # --- lanes
 
     def started(self) -> dict[int, Lane]:
         """The lanes, at work: anew in a forked child, which has none of its parent's threads."""
@@ -271,13 +324,13 @@ class Share:
 
     def _made(self, ahead: Ahead) -> dict[int, Lane]:
         addresses, lanes = self.addresses(), {}
-        for k, lane in enumerate(self.own()):
+        for lane in self.own():
             seat = Seat(
                 lane=lane,
                 source=self.source,
                 ahead=ahead,
                 tally=self.tally,
-                turn=self._turn + (self.part[0] + k * self.part[1]) * self.world,
+                turn=self._turn + (lane - self._turn) % self.lanes,
                 every=self.lanes,
             )
             lanes[lane] = self._policy.lane(seat, addresses[lane])

@@ -87,8 +87,8 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     f"{short(address)}: join the states of one run's ranks, each once"
                 )
     merged = {k: v for k, v in states[0].items() if k not in LOCAL}
-    if passes:  # whose ranks may end a few rows apart; lanes know how far they are
-        merged |= {"row": max(rows), "pass": min(passes), "epoch": min(passes)}
+    if passes:  # whose ranks skip lanes that have ended; lanes know how far they are
+        merged |= {"row": min(rows), "pass": min(passes), "epoch": min(passes)}
     return merged | {"lanes": {str(lane): lanes[lane] for lane in sorted(lanes)}}
 
 

@@ -194,9 +194,9 @@ class TextStream:
         self._waited += time.perf_counter() - asked
         return batch
 
-    def one_pass(self, epoch: int) -> Iterator[tuple[npt.NDArray[Any], Drawn]]:
-        """The rows of one epoch of this rank's documents; of packing="concat"."""
-        return self.share.one_pass(epoch, self._dtype)
+    def row_of(self, epoch: int) -> tuple[npt.NDArray[Any], Drawn] | None:
+        """The next row of an epoch of this rank's documents, if there is one; of "concat"."""
+        return self.share.row_of(epoch, self._dtype)
 
     def batch_of(self, tokens: npt.NDArray[Any], drawn: Sequence[Drawn]) -> Sample:
         """Rows as a batch."""
@@ -233,6 +233,7 @@ class TextStream:
             ),
             seed=self.seed,
             shuffle=self.shuffle and self.packing == "concat",
+            passes=self.packing == "concat",
             make=chunk_packer(
                 self.seed if self.shuffle else None,
                 self._policy.width,

@@ -79,6 +79,20 @@ def footer_of(file: InputFile, field: str) -> tuple[list[int], list[int], bytes]
     return [group.num_rows for group in groups], sizes, footer
 
 
+def columns_of(file: InputFile) -> dict[str, str]:
+    """The columns, and what those hold that are no text: {"text": "", "id": "int64"}."""
+    with _opened(file) as opened:
+        return {each.name: _other_than_text(each.type) for each in opened.schema_arrow}
+
+
+def _other_than_text(kind: Any) -> str:
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return "" if _is_string(kind) or _is_binary(kind) or pa.types.is_null(kind) else str(kind)
+
+
 def units_of(file: InputFile, index: int, target_bytes: int) -> list[Unit]:
     """Consecutive row groups of about `target_bytes` together; giant ones in pieces.
 
