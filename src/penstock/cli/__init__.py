@@ -20,6 +20,7 @@ from penstock.errors import PenstockError
 COMMANDS = {
     "demo": "penstock.cli.demo:demo",
     "inspect": "penstock.cli.inspect:inspect",
+    "plan": "penstock.cli.plan:plan",
     "prepare": "penstock.cli.prepare:prepare",
     "verify": "penstock.cli.verify:verify",
 }

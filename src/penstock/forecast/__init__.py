@@ -11,6 +11,8 @@ known of a stream · `report` is what comes out · `differ` compares two runs ·
 """
 
 from penstock.forecast.core import forecast_run
+from penstock.forecast.differ import Difference, difference
+from penstock.forecast.picture import draw
 from penstock.forecast.report import Forecast
 
-__all__ = ["Forecast", "forecast_run"]
+__all__ = ["Difference", "Forecast", "difference", "draw", "forecast_run"]

@@ -26,9 +26,9 @@ def caps_of(forecast: Forecast, axis: Axis, datasets: Sequence[TokenDataset]) ->
     assert end is not None
     if not isinstance(axis.order, MixtureOrder):
         return
-    names = list(axis.order.names)
+    names = [axis.order.names[column] for column in axis.columns]
     for source in data.datasets:
-        if source.max_epochs is None or source.source_name not in names:
+        if source.max_epochs is None:
             continue
         k = names.index(source.source_name)
         size = axis.sizes[k]

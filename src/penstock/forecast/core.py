@@ -15,6 +15,7 @@ from penstock.forecast.makeup import LOOKED_AT, Labels, Makeup, makeup_of
 from penstock.forecast.needs import disk_of, memory_of, plan_bytes, reading_of
 from penstock.forecast.report import (
     Amount,
+    Course,
     Forecast,
     ScheduleEntry,
     SourceFacts,
@@ -25,10 +26,12 @@ from penstock.forecast.streams import forecast_stream
 from penstock.loader import StatefulDataLoader
 from penstock.loader.streaming import StreamLoader
 from penstock.order import MixtureOrder
+from penstock.order.mixture import BLOCK
 from penstock.order.weights import TOTAL
 from penstock.run import RunConfig, open_run
 
 LISTED = 100  # times that a source begins to repeat: more are counted, not listed
+DRAWN = 160  # steps of a stage that its course is drawn through, at most
 Told = Callable[[str, int, int], None]
 
 
@@ -42,9 +45,10 @@ def forecast_loader(
     progress: Told | None = None,
 ) -> Forecast:
     """What a loader's run delivers from where it stands on."""
-    axis = Axis.of(loader)
     begin, first = loader.position, loader.step
-    until, last, end = _end(run, loader, axis)
+    until, last = _end(run, loader)
+    end = loader.plan.position_of(last)
+    axis = Axis.of(loader, begin, end)
     names, datasets = sources_of(loader)
     makeups = [
         _made(axis, k, name, dataset, count=count, limit=limit, progress=progress)
@@ -79,6 +83,7 @@ def forecast_loader(
             stage.start_step for stage in axis.stages if stage.position >= end and stage.start_step
         ),
         caps=(),
+        course=tuple(_course(axis, stage) for stage in stages),
     )
     return replace(made, caps=tuple(caps_of(made, axis, datasets)))
 
@@ -129,8 +134,8 @@ def sources_of(loader: StatefulDataLoader) -> tuple[list[str], list[TokenDataset
     return [store.path.name if store.path else "data"], [dataset]
 
 
-def _end(run: RunConfig, loader: StatefulDataLoader, axis: Axis) -> tuple[str, int, int]:
-    """(why there, the step before which the plan ends, its position)."""
+def _end(run: RunConfig, loader: StatefulDataLoader) -> tuple[str, int]:
+    """(why there, the step before which the plan ends)."""
     if run.steps is not None:
         last, until = run.steps, "steps"
         if last <= loader.step:
@@ -139,10 +144,9 @@ def _end(run: RunConfig, loader: StatefulDataLoader, axis: Axis) -> tuple[str, i
                 "left to plan; give more --steps"
             )
     else:
-        epoch = axis.plan.epoch(loader.position)
-        last = max(axis.plan.step_at((epoch + 1) * axis.plan.n), loader.step + 1)
+        last = max(loader.plan.step_at((loader.epoch + 1) * loader.plan.n), loader.step + 1)
         until = "epoch"
-    return until, last, axis.plan.position_of(last)
+    return until, last
 
 
 def _epoch_steps(axis: Axis, begin: int) -> float:
@@ -225,7 +229,7 @@ def _stages(
                 begin=a,
                 end=b,
                 lr_scale=loader.config.lr_scale(declared),
-                sources=seen.amounts(a, b, tuple(w / TOTAL for w in stage.weights)),
+                sources=seen.amounts(a, b, tuple(w / TOTAL for w in axis.weights(stage))),
             )
         )
     return found
@@ -289,9 +293,19 @@ def _schedule(axis: Axis, run: RunConfig, first: int, last: int) -> list[Schedul
     return found
 
 
+def _course(axis: Axis, stage: StageForecast) -> Course:
+    """A stage at evenly spaced steps; a block of positions or more from one to the next."""
+    first, last = stage.first_step, axis.step_of(stage.end - 1) + 1
+    count = min(max((stage.end - stage.begin) // BLOCK, 1), DRAWN, last - first)
+    steps = [first + (last - first) * i // count for i in range(count + 1)]
+    positions = [stage.begin, *map(axis.plan.position_of, steps[1:-1]), stage.end]
+    return Course(
+        steps=tuple(steps), given=tuple(tuple(axis.given(position)) for position in positions)
+    )
+
+
 def _dropped(axis: Axis, begin: int, end: int) -> int:
     """Samples left out at the ends of the epochs that the plan goes past."""
     if isinstance(axis.order, MixtureOrder):
         return 0
-    (spans,) = axis.drawn(begin, end)
-    return end - begin - sum(b - a for a, b in spans)
+    return end - begin - sum(b - a for a, b in axis.delivered)

@@ -110,6 +110,14 @@ class Cap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What each source has given by some steps of a stage, the first and the last among them."""
+
+    steps: tuple[int, ...]
+    given: tuple[tuple[int, ...], ...]  # since the start of the run: one a step, of each source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamFacts:
     """What is known of a stream without reading it."""
 
@@ -147,6 +155,7 @@ class Forecast:
     step_time: float | None
     unreached: tuple[int, ...]  # start steps of phases beyond the plan's end
     caps: tuple[Cap, ...]
+    course: tuple[Course, ...] = ()  # one a stage
     stream: StreamFacts | None = field(default=None)
 
     @property
@@ -171,9 +180,8 @@ class Forecast:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: each count is exact unless its `how` says otherwise."""
-        plain = asdict(self)
-        del plain["run"]
-        run = self.run
+        plain, run = asdict(self), self.run
+        del plain["run"], plain["course"]
         plain["run"] = {
             "batch_size": [list(entry) for entry in run.schedule],
             "seq_len": run.seq_len,

@@ -1,8 +1,8 @@
 """Stretches of a run: which positions its steps take, and which samples of each source they draw.
 
-    axis = Axis.of(loader)
+    axis = Axis.of(loader, begin, end)
     axis.drawn(0, 4096)             # of each source, its ordinals as [(begin, end), ...]
-    axis.draws_at(1, 5000)          # where source 1 gives its 5,000th sample, counted from 0
+    axis.draws_at(1, 5000, end)     # where source 1 gives its 5,000th sample, counted from 0
 
 A source's *ordinal* is how many samples it gave before. On the endless axis of a mixture they go up
 without a gap; a single dataset whose tails are dropped leaves out those at the end of each epoch.
@@ -25,54 +25,67 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A run's positions: its plan, its order and its stages."""
+    """A run's positions: its plan, its order and its stages; and those that are delivered.
+
+    `columns` are the places of the loader's sources among the order's.
+    """
 
     plan: Plan
     order: EpochOrder | MixtureOrder
     stages: tuple[Stage, ...]
+    columns: tuple[int, ...]
+    delivered: tuple[Span, ...]
 
     @classmethod
-    def of(cls, loader: StatefulDataLoader) -> Axis:
-        """That of a loader, with all that it has lived."""
-        return cls(loader.plan, loader.sampler.order, loader.stages)
+    def of(cls, loader: StatefulDataLoader, begin: int, end: int) -> Axis:
+        """That of a loader, with all that it has lived, and what it delivers from here to there."""
+        order, dataset = loader.sampler.order, loader.dataset
+        columns: tuple[int, ...] = (0,)
+        if isinstance(order, MixtureOrder):
+            columns = tuple(order.names.index(name) for name in dataset.dataset_names)
+        delivered = tuple(_joined(batches(loader.plan, begin, end)))
+        return cls(loader.plan, order, loader.stages, columns, delivered)
 
     @property
     def sizes(self) -> list[int]:
         """Samples of each source."""
-        mixed = isinstance(self.order, MixtureOrder)
-        return self.order.sizes.tolist() if mixed else [self.order.n]  # type: ignore[union-attr]
+        if isinstance(self.order, EpochOrder):
+            return [self.order.n]
+        return [int(self.order.sizes[column]) for column in self.columns]
+
+    def weights(self, stage: Stage) -> tuple[int, ...]:
+        """A stage's weight of each source."""
+        return tuple(stage.weights[column] for column in self.columns)
 
     def source(self, k: int) -> EpochOrder:
         """The order of one source's ordinals."""
         if isinstance(self.order, EpochOrder):
             return self.order
-        size, name = int(self.order.sizes[k]), self.order.names[k]
+        size, name = self.sizes[k], self.order.names[self.columns[k]]
         return EpochOrder(size, self.order.seed, self.order.shuffle, name)
 
     def drawn(self, begin: int, end: int) -> list[list[Span]]:
-        """Of each source the ordinals that the batches from `begin` to `end` take."""
-        if isinstance(self.order, MixtureOrder):
-            counts = zip(self.given(begin), self.given(end), strict=True)
-            return [[span] for span in counts]
-        joined: list[Span] = []
-        for a, b in batches(self.plan, begin, end):
-            if joined and joined[-1][1] == a:
-                joined[-1] = joined[-1][0], b
-            else:
-                joined.append((a, b))
-        return [joined]
+        """Of each source the ordinals that are delivered in [begin, end)."""
+        found: list[list[Span]] = [[] for _ in self.columns]
+        for a, b in self.delivered:
+            lo, hi = max(a, begin), min(b, end)
+            if lo < hi:
+                for spans, first, last in zip(found, self.given(lo), self.given(hi), strict=True):
+                    spans.append((first, last))
+        return found
 
     def given(self, position: int) -> list[int]:
         """Ordinals that the sources have come to: where the next sample of each is."""
         if isinstance(self.order, MixtureOrder):
-            return [int(count) for count in self.order.counts(position)]
+            counts = self.order.counts(position)
+            return [int(counts[column]) for column in self.columns]
         return [position]
 
     def draws_at(self, k: int, ordinal: int, end: int) -> int | None:
         """The position before `end` at which source k gives that ordinal; None if it does not."""
         if isinstance(self.order, EpochOrder):
             return ordinal if ordinal < end else None
-        starts = [stage.position for stage in self.stages]
+        starts, column = [stage.position for stage in self.stages], self.columns[k]
         for start, stop in pairwise([*(s for s in starts if s < end), end]):
             if self.given(stop)[k] <= ordinal:
                 continue
@@ -83,14 +96,24 @@ class Axis:
                 lo, hi = (middle, hi) if found else (lo, middle)
             first = start + lo * BLOCK
             source, ordinals = self.order.draws(np.arange(first, min(first + BLOCK, stop)))
-            return first + int(np.flatnonzero((source == k) & (ordinals == ordinal))[0])
+            return first + int(np.flatnonzero((source == column) & (ordinals == ordinal))[0])
         return None
 
     def step_of(self, position: int) -> int:
         """The step of the batch that a position lies in."""
-        segment = self.plan.segment(position)
-        first = position - position % self.plan.n if self.plan.tail == "drop" else 0
-        return self.plan.step_at(max(position + 1 - segment.size, segment.position, first))
+        return step_of(self.plan, position)
+
+
+def step_of(plan: Plan, position: int) -> int:
+    """The step of the batch that a position lies in.
+
+    >>> from penstock.order import Segment
+    >>> [step_of(Plan(100, [Segment(0, 10, 2)]), position) for position in (0, 19, 20)]
+    [0, 0, 1]
+    """
+    segment = plan.segment(position)
+    first = position - position % plan.n if plan.tail == "drop" else 0
+    return plan.step_at(max(position + 1 - segment.size, segment.position, first))
 
 
 def batches(plan: Plan, begin: int, end: int) -> Iterator[Span]:
@@ -101,3 +124,19 @@ def batches(plan: Plan, begin: int, end: int) -> Iterator[Span]:
         count = plan.run(position, -(-(end - position) // size))
         yield position, position + count * size
         position = plan.following(position + (count - 1) * size)
+
+
+def _joined(spans: Iterator[Span]) -> Iterator[Span]:
+    """Spans with those that touch as one.
+
+    >>> list(_joined(iter([(0, 4), (4, 8), (10, 12)])))
+    [(0, 8), (10, 12)]
+    """
+    begin, end = next(spans, (0, 0))
+    for a, b in spans:
+        if a != end:
+            yield begin, end
+            begin = a
+        end = b
+    if begin < end:
+        yield begin, end
