@@ -11,7 +11,7 @@ from penstock.dataset import MixtureDataset, PackedDataset
 from penstock.dataset.tokens import TOKENS, TokenDataset
 from penstock.errors import ConfigError
 from penstock.forecast.caps import caps_of
-from penstock.forecast.makeup import LOOKED_AT, Labels, Makeup, makeup_of
+from penstock.forecast.makeup import Labels, Makeup, makeup_of
 from penstock.forecast.needs import disk_of, memory_of, plan_bytes, reading_of
 from penstock.forecast.report import (
     Amount,
@@ -41,7 +41,7 @@ def forecast_loader(
     *,
     step_time: float | None = None,
     count: bool = False,
-    limit: int = LOOKED_AT,
+    limit: int | None = None,
     progress: Told | None = None,
 ) -> Forecast:
     """What a loader's run delivers from where it stands on."""
@@ -94,13 +94,13 @@ def forecast_run(
     state: Mapping[str, Any] | None = None,
     step_time: float | None = None,
     count: bool = False,
-    limit: int = LOOKED_AT,
+    limit: int | None = None,
     progress: Told | None = None,
 ) -> Forecast:
     """What a run will deliver and need, from its start or from a saved state on.
 
     All of it is arithmetic on the run's order, but for the labels that are trained: where neither
-    a ledger nor a look at `limit` bytes tells those, they are estimates, and say so. With `count`
+    a ledger nor a look at `limit` bytes (64 MiB) of a source tells those, they are estimates, and say so. With `count`
     all data is looked at, and nothing is an estimate. `progress` is told the name of a source,
     how many of its samples have been looked at just now, and how many it has.
     """
@@ -161,7 +161,7 @@ def _made(
     dataset: TokenDataset,
     *,
     count: bool,
-    limit: int,
+    limit: int | None,
     progress: Told | None,
 ) -> Makeup:
     told: Callable[[int], None] | None = None

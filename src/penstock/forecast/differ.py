@@ -156,7 +156,8 @@ def _geometry(a: _Side, b: _Side) -> tuple[int | None, str]:
         if side.plan.tail == "drop" and (a.plan.n, a.plan.tail) != (b.plan.n, b.plan.tail):
             epoch = side.plan.epoch(side.loader.position) + 1
             steps.add(side.plan.step_at(epoch * side.plan.n))
-    for step in sorted(steps):
+    ends = [run.steps for run in (a.run, b.run) if run.steps is not None]
+    for step in sorted(step for step in steps if step < min(ends, default=step + 1)):
         at, other = a.plan.position_of(step), b.plan.position_of(step)
         here, there = a.plan.segment(at), b.plan.segment(other)
         if here.size != there.size:

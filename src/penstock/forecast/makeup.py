@@ -122,7 +122,7 @@ def makeup_of(
     order: EpochOrder,
     *,
     count: bool = False,
-    limit: int = LOOKED_AT,
+    limit: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Makeup:
     """The makeup of a source: by looking at all of it with `count`, and where it is small anyway.
@@ -135,7 +135,7 @@ def makeup_of(
         return _epoch(order, width, 0, 0, 0, uniform=True)
     by_plan = isinstance(dataset, PackedDataset) and not masked
     size = n * 24 if by_plan else n * dataset.sample_bytes
-    if count or size <= limit:
+    if count or size <= (LOOKED_AT if limit is None else limit):
         each = _each(dataset, progress)
         return Makeup(order=order, width=width, epoch=_fractions(each.sum(0)), each=each)
     known = _by_ledger(dataset)
