@@ -73,9 +73,9 @@ def plan(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Show what a run delivers and needs, stage by stage and source by source.
+    """Show what a run will deliver and need.
 
-    RUN is a TOML file with a [data] table and, unless the options say it all, a [run] table.
+    Stage by stage and source by source. RUN is a TOML file with a [data] table and, unless the options say it all, a [run] table.
     Samples, tokens, steps and epochs are exact: they are what loaders deliver. Labels are, unless
     they are marked with a tilde. Exit code 0; 1 if a source is gone through more often than its
     max_epochs allows and on_max_epochs is "error"; 2 where nothing can be planned.

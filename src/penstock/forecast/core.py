@@ -100,9 +100,9 @@ def forecast_run(
     """What a run will deliver and need, from its start or from a saved state on.
 
     All of it is arithmetic on the run's order, but for the labels that are trained: where neither
-    a ledger nor a look at `limit` bytes (64 MiB) of a source tells those, they are estimates, and say so. With `count`
-    all data is looked at, and nothing is an estimate. `progress` is told the name of a source,
-    how many of its samples have been looked at just now, and how many it has.
+    a ledger nor a look at `limit` bytes of a source (64 MiB) tells those, they are estimates, and
+    say so. With `count` all data is looked at, and nothing is an estimate. `progress` is told the
+    name of a source, how many of its samples have been looked at just now, and how many it has.
     """
     if step_time is not None and not step_time > 0:
         raise ConfigError(f"a step takes a number of seconds above 0, not {step_time}")
