@@ -113,6 +113,8 @@ def deliver(run: RunConfig, state: dict[str, Any] | None = None) -> Delivered:
 
 def assert_delivered(forecast: Forecast, got: Delivered, starts: list[int]) -> None:
     assert forecast.tokens == got.tokens
+    assert forecast.stages[0].first_step == forecast.first_step
+    assert forecast.stages[-1].end_step == forecast.last_step
     for k, amount in enumerate(forecast.total):
         assert amount.samples == got.of("samples", k, None)
         if amount.labels.exact:
@@ -451,7 +453,11 @@ def test_the_first_step_that_differs_is_the_first_whose_batch_does(
             other = drawn.draw(runs(data))
             change = {"data": other.data, "seed": other.seed}
     found = difference(a, replace(a, **change))
-    assert found.step == brute(a, replace(a, **change)), found.why
+    seen = brute(a, replace(a, **change))
+    if b == "any" and found.step is not None:  # samples cut otherwise may hold the same by chance
+        assert seen is None or seen >= found.step, found.why
+    else:
+        assert found.step == seen, found.why
 
 
 def test_a_difference_says_what_was_changed_and_from_which_step(data: Path) -> None:

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from tests.loader.support import write_npy
+from tests.text.tokenizers_for_tests import gpt2_like
 
+from penstock import Pipeline
 from penstock.cli import main
+from penstock.prepare import recipe as built_in
 from penstock.run import load_run, open_run
 
 RUN = """
@@ -174,3 +177,23 @@ def test_what_cannot_be_planned_is_one_line_and_exit_code_2(tmp_path: Path) -> N
     result = run(path)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert "No files match" in result.stderr
+
+
+def test_what_preparing_left_out_is_told_with_what_packing_did(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": "the quick brown fox " * n}) for n in range(1, 60)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines, '{"no": "text"}']))
+    recipe = built_in("pretrain")
+    pipeline = Pipeline(
+        recipe, tmp_path / "a.jsonl", tmp_path / "s", gpt2_like(), workers=0, policy="reject",
+        max_rejects=0.1,
+    )  # fmt: skip
+    pipeline.run()
+    path = tmp_path / "run.toml"
+    table = f'dataset_path = "{tmp_path}/s"\npacking = "best_fit_crop"\n'
+    path.write_text(f"[run]\nbatch_size = 2\nseq_len = 16\n\n[data]\n{table}")
+    result = run(path)
+    assert result.exit_code == 0, result.output
+    assert "when s was prepared: 2 documents filtered, 1 rejected" in result.stdout
+    row = next(line for line in result.stdout.splitlines() if line.count("%") == 6)
+    assert "16,872 (94.87%)" in row  # cropped off
+    assert "0–27   × 1  s" in result.stdout

@@ -76,6 +76,18 @@ def test_a_stream_without_steps_says_what_is_not_known(folder: Path, tmp_path: P
         difference(run, run)
 
 
+def test_a_stream_that_was_counted_knows_about_how_long_an_epoch_is(folder: Path) -> None:
+    index = pytest.importorskip("penstock.stream.index")
+    run = streamed(folder, steps=5)
+    loader = open_run(run)
+    counts = index.count(loader.dataset.opened())
+    stream = forecast_run(run).stream
+    assert stream is not None
+    assert stream.tokens == counts.tokens
+    assert stream.epochs == pytest.approx(5 * 2 * (T + 1) / counts.tokens)
+    loader.dataset.close()
+
+
 def test_what_is_left_of_a_stream_after_a_state(folder: Path) -> None:
     run = streamed(folder, steps=15)
     loader = open_run(run)

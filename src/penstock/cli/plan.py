@@ -75,10 +75,11 @@ def plan(
 ) -> None:
     """Show what a run will deliver and need.
 
-    Stage by stage and source by source. RUN is a TOML file with a [data] table and, unless the options say it all, a [run] table.
-    Samples, tokens, steps and epochs are exact: they are what loaders deliver. Labels are, unless
-    they are marked with a tilde. Exit code 0; 1 if a source is gone through more often than its
-    max_epochs allows and on_max_epochs is "error"; 2 where nothing can be planned.
+    Stage by stage and source by source. RUN is a TOML file with a [data] table and, unless the
+    options say it all, a [run] table. Samples, tokens, steps and epochs are exact: they are what
+    loaders deliver. Labels are, unless they are marked with a tilde. Exit code 0; 1 if a source is
+    gone through more often than its max_epochs allows and on_max_epochs is "error"; 2 where nothing
+    can be planned.
     """
     from penstock.forecast import difference, draw, forecast_run
     from penstock.run import load_run

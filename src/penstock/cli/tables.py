@@ -92,7 +92,9 @@ def described(name: str, found: Forecast) -> Iterator[str | Table]:
         )
     if found.sources:
         yield _sources(found)
+        yield _labels(found)
     yield ""
+    yield from _prepared(found)
     yield from _needs(found)
 
 
@@ -117,12 +119,12 @@ def _head(name: str, found: Forecast) -> Iterator[str]:
         )
     if found.epoch_steps is not None:
         tail = (
-            f", {found.tail_an_epoch:,} samples at its end dropped" if found.tail_an_epoch else ""
+            f"; samples dropped at its end: {found.tail_an_epoch:,}" if found.tail_an_epoch else ""
         )
         about = "about " if found.stream else ""
         yield f"an epoch of the whole: {about}{found.epoch_steps:,.6g} steps{tail}"
     if found.dropped:
-        yield f"dropped at the ends of epochs: {found.dropped:,} samples"
+        yield f"samples dropped at the ends of epochs, in all: {found.dropped:,}"
     for step in found.unreached:
         yield f"the phase of step {step:,} is not reached"
     if found.stream:
@@ -183,13 +185,40 @@ def _sources(found: Forecast) -> Table:
                 f"{source.epochs_after:.3f}",
                 f"{source.seen:,} ×",
                 ", ".join(steps) + (f" and {more:,} more" if more else "") if steps else "never",
-                f"{source.cropped:,}",
-                f"{source.unused:,}",
             ]
         )
     columns = ["source", "an epoch", "share", "samples", "tokens", "trained", "epochs by the end"]
-    columns += ["seen at most", "repeats from step", "cropped", "unused tokens"]
+    columns += ["seen at most", "repeats from step"]
     return Table("sources", columns, rows, left=["source", "repeats from step"])
+
+
+def _labels(found: Forecast) -> Table:
+    """Where labels go, and what of a source's tokens no sample has."""
+    rows = []
+    for source, amount in zip(found.sources, found.total, strict=True):
+        labels, about = amount.labels, "" if amount.labels.exact else "~"
+        parts = (labels.trained, labels.masked, labels.crossing, labels.padding)
+        shares = [f"{about}{part / max(labels.total, 1):.2%}" for part in parts]
+        tokens = max(source.tokens, 1)
+        left_out = [f"{part:,} ({part / tokens:.2%})" for part in (source.cropped, source.unused)]
+        rows.append([source.name, *shares, *left_out])
+    columns = ["source", "trained", "masked", "across documents", "padding"]
+    columns += ["tokens cropped", "left at ends"]
+    return Table("labels, and tokens that no sample has", columns, rows, left=["source"])
+
+
+def _prepared(found: Forecast) -> Iterator[str]:
+    """What the runs that prepared the sources left out, where they left out anything."""
+    for source in found.sources:
+        ledger = source.ledger
+        gone = [
+            (sum((ledger.get("filtered") or {}).values()), "documents filtered"),
+            (sum((ledger.get("rejected") or {}).values()), "rejected"),
+            (ledger.get("truncated_tokens", 0), "tokens truncated"),
+        ]
+        words = [f"{count:,} {what}" for count, what in gone if count]
+        if words:
+            yield f"when {source.name} was prepared: {', '.join(words)}"
 
 
 def _needs(found: Forecast) -> Iterator[str]:

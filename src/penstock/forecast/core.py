@@ -219,13 +219,14 @@ def _stages(
     for stage, stop in zip(axis.stages, [*starts[1:], end], strict=True):
         declared = declared if stage.start_step is None else stage.start_step
         a, b = max(stage.position, begin), min(stop, end)
-        if a >= b:
+        steps = axis.steps(a, b)
+        if steps is None:
             continue
         found.append(
             StageForecast(
                 declared=stage.start_step,
-                first_step=axis.step_of(a),
-                end_step=axis.step_of(b - 1) + 1,
+                first_step=steps[0],
+                end_step=steps[1],
                 begin=a,
                 end=b,
                 lr_scale=loader.config.lr_scale(declared),
@@ -295,7 +296,8 @@ def _schedule(axis: Axis, run: RunConfig, first: int, last: int) -> list[Schedul
 
 def _course(axis: Axis, stage: StageForecast) -> Course:
     """A stage at evenly spaced steps; a block of positions or more from one to the next."""
-    first, last = stage.first_step, axis.step_of(stage.end - 1) + 1
+    first, last = stage.first_step, stage.end_step
+    assert last is not None
     count = min(max((stage.end - stage.begin) // BLOCK, 1), DRAWN, last - first)
     steps = [first + (last - first) * i // count for i in range(count + 1)]
     positions = [stage.begin, *map(axis.plan.position_of, steps[1:-1]), stage.end]

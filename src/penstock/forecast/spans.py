@@ -99,6 +99,14 @@ class Axis:
             return first + int(np.flatnonzero((source == column) & (ordinals == ordinal))[0])
         return None
 
+    def steps(self, begin: int, end: int) -> Span | None:
+        """The first step that takes any of [begin, end), and the one after the last; or None."""
+        parts = [(max(a, begin), min(b, end)) for a, b in self.delivered]
+        parts = [(a, b) for a, b in parts if a < b]
+        if not parts:
+            return None
+        return self.step_of(parts[0][0]), self.step_of(parts[-1][1] - 1) + 1
+
     def step_of(self, position: int) -> int:
         """The step of the batch that a position lies in."""
         return step_of(self.plan, position)
