@@ -67,8 +67,9 @@ def test_the_fields_have_the_documented_order_and_defaults() -> None:
         ("weights_count", "samples"),
         ("packing", None),
         ("balance", None),
+        ("on_max_epochs", "error"),
     ]
-    assert dataclasses.astuple(DatasetSource()) == ("", 1.0, "", "", "")
+    assert dataclasses.astuple(DatasetSource()) == ("", 1.0, "", "", "", None)
     assert dataclasses.astuple(TrainingPhase()) == (0, {}, 1.0)
 
 
@@ -80,7 +81,9 @@ def test_fields_of_our_own_are_keyword_only() -> None:
         "weights_count",
         "packing",
         "balance",
+        "on_max_epochs",
     ]
+    assert [f.name for f in dataclasses.fields(DatasetSource) if f.kw_only] == ["max_epochs"]
 
 
 def test_a_config_cannot_be_changed_and_shares_no_list_or_dict_with_its_caller() -> None:
@@ -164,6 +167,7 @@ def test_a_wrong_type_is_named_with_what_was_found_and_expected(
         ("anneal_weights", {3: 1}, "a name in anneal_weights must be str, found 3 (int)"),
         ("token_dtype", "float32", "token_dtype must be one of uint8, uint16"),
         ("weights_count", "docs", "weights_count must be one of samples, tokens, found 'docs'"),
+        ("on_max_epochs", "stop", "on_max_epochs must be one of error, warn, found 'stop'"),
         ("hf_streaming", True, "hf_streaming needs hf_dataset_name"),
     ],
 )
@@ -356,7 +360,11 @@ def toml(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{toml(k)} = {toml(v)}" for k, v in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{toml(k)} = {toml(v)}" for k, v in value.items() if v is not None)
+            + "}"
+        )
     if isinstance(value, list):
         return "[" + ", ".join(map(toml, value)) + "]"
     return repr(value)
@@ -376,7 +384,9 @@ def configs(draw: st.DrawFn) -> DataConfig:
     names = draw(st.lists(words.filter(bool), max_size=4, unique=True))
     places = [draw(st.sampled_from([{"path": "a"}, {"hf_name": "a/b"}])) for _ in names]
     sources = [
-        DatasetSource(weight=draw(positive), name=name, **place)
+        DatasetSource(
+            weight=draw(positive), name=name, max_epochs=draw(st.none() | positive), **place
+        )
         for name, place in zip(names, places, strict=True)
     ]
     # some source always keeps its base weight
@@ -402,6 +412,7 @@ def configs(draw: st.DrawFn) -> DataConfig:
         mix_temperature=draw(positive),
         token_dtype=draw(st.sampled_from([None, "uint16", "int64"])),
         weights_count=draw(st.sampled_from(["samples", "tokens"])),
+        on_max_epochs=draw(st.sampled_from(["error", "warn"])),
         **schedule,
     )
 

@@ -19,13 +19,13 @@ HEAVY = ["torch", "numpy", "pyarrow", "h5py", "rich"]
 # The public interface. A name leaves this list only with a major version.
 PUBLIC = """
     BaseDataset ConfigError DPODataset DataConfig DataError DatasetFactory DatasetSource
-    DistributedSampler GRPODataset H5Store HuggingFaceDataset MemoryMappedDataset MissingData
-    MissingExtra MixtureDataset MixtureOrder MixtureSampler MmapStore ORDER_VERSION OutOfBounds
-    PackedDataset PenstockError Permutation Pipeline PipelineConfig Plan
+    DistributedSampler Forecast GRPODataset H5Store HuggingFaceDataset MemoryMappedDataset
+    MissingData MissingExtra MixtureDataset MixtureOrder MixtureSampler MmapStore ORDER_VERSION
+    OutOfBounds PackedDataset PenstockError Permutation Pipeline PipelineConfig Plan
     ResumableDistributedSampler SEQDataset SFTDataset ShardWriter Stage StateMismatch
     StatefulDataLoader Store StoreFactory StreamingHuggingFaceDataset TextStream TrainingPhase
-    WindowDataset __version__ build_dataloader detect_format dpo_collate_fn grpo_collate_fn
-    load_config merge_states open_store open_tokenizer pack_rows
+    WindowDataset __version__ build_dataloader detect_format dpo_collate_fn forecast_run
+    grpo_collate_fn load_config merge_states open_store open_tokenizer pack_rows
     tokenizing_distributed_data_loader tokenizing_distributed_data_loader_bos_bestfit
     tokenizing_distributed_data_loader_with_state
     tokenizing_distributed_data_loader_with_state_bos_bestfit verify

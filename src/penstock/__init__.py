@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         PenstockError,
         StateMismatch,
     )
+    from penstock.forecast import Forecast, forecast_run
     from penstock.hub import HuggingFaceDataset, StreamingHuggingFaceDataset
     from penstock.loader import StatefulDataLoader
     from penstock.order import ORDER_VERSION, MixtureOrder, Permutation, Plan, Stage
@@ -81,6 +82,7 @@ __all__ = [
     "DatasetFactory",
     "DatasetSource",
     "DistributedSampler",
+    "Forecast",
     "GRPODataset",
     "H5Store",
     "HuggingFaceDataset",
@@ -115,6 +117,7 @@ __all__ = [
     "build_dataloader",
     "detect_format",
     "dpo_collate_fn",
+    "forecast_run",
     "grpo_collate_fn",
     "load_config",
     "merge_states",
@@ -137,6 +140,7 @@ _ROOMS = {
     " grpo_collate_fn",
     "errors": "ConfigError DataError MissingData MissingExtra OutOfBounds PenstockError"
     " StateMismatch",
+    "forecast": "Forecast forecast_run",
     "hub": "HuggingFaceDataset StreamingHuggingFaceDataset",
     "loader": "StatefulDataLoader",
     "order": "MixtureOrder ORDER_VERSION Permutation Plan Stage",

@@ -89,7 +89,7 @@ def build_dataloader(
             accumulation=accumulation,
             tail="endless" if mixed else "drop",
         )
-        stages = _stages(config, resolved, datasets, plan.position_of)
+        stages = stages_of(config, resolved, datasets, plan.position_of)
         sampler = DistributedSampler(dataset, world, rank, seed=seed)
         if isinstance(dataset, MixtureDataset):
             sizes = dataset.cumulative_sizes
@@ -253,7 +253,7 @@ def _check_tokenizers(datasets: list[TokenDataset], resolved: Resolved) -> None:
             )
 
 
-def _stages(
+def stages_of(
     config: DataConfig,
     resolved: Resolved,
     datasets: list[TokenDataset],

@@ -35,6 +35,7 @@ from penstock.errors import ConfigError, MissingData
 from penstock.order import shares
 
 WeightsCount = Literal["samples", "tokens"]
+OnMaxEpochs = Literal["error", "warn"]
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 T = TypeVar("T")
 
@@ -52,6 +53,7 @@ class DatasetSource:
     name: str = ""  # what phases and metrics call it
     hf_name: str = ""  # a dataset of the Hub, in place of path
     hf_config: str = ""
+    max_epochs: float | None = field(default=None, kw_only=True)  # more is told by `penstock plan`
 
     def __post_init__(self) -> None:
         _settle(self)
@@ -117,6 +119,7 @@ class DataConfig:
     weights_count: WeightsCount = field(default="samples", kw_only=True)  # shares of what
     packing: str | None = field(default=None, kw_only=True)  # how rows are made; None: windows
     balance: str | None = field(default=None, kw_only=True)  # "attention": even among ranks
+    on_max_epochs: OnMaxEpochs = field(default="error", kw_only=True)  # what a plan past one is
 
     def __post_init__(self) -> None:
         _settle(self)
@@ -317,13 +320,15 @@ def _typed(key: str, kind: str, value: Any, *, zero: bool = False) -> Any:
             return value
         case _, bool():
             pass
-        case "str" | "WeightsCount", str() | os.PathLike():
+        case "str" | "WeightsCount" | "OnMaxEpochs", str() | os.PathLike():
             return os.fspath(value)
         case "str | None", str() | None:
             return value or None
+        case "float | None", None:
+            return None
         case "int", Integral():
             return int(_ranged(key, value))
-        case "float", float() | Integral():
+        case "float" | "float | None", float() | Integral():
             return float(_ranged(key, value, zero=zero))
         case "dict[str, float]", Mapping():
             names = [_typed(f"a name in {key}", "str", name) for name in value]
@@ -351,6 +356,7 @@ def _mistakes(config: DataConfig) -> Iterator[str]:
         ("weights_count", get_args(WeightsCount)),
         ("token_dtype", TOKEN_DTYPES),
         ("balance", ("attention",)),
+        ("on_max_epochs", get_args(OnMaxEpochs)),
     ):
         if getattr(config, key) not in (*allowed, None):
             yield f"{key} must be one of {', '.join(allowed)}, found {getattr(config, key)!r}"

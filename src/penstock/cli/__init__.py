@@ -21,6 +21,7 @@ COMMANDS = {
     "demo": "penstock.cli.demo:demo",
     "index": "penstock.cli.index:index",
     "inspect": "penstock.cli.inspect:inspect",
+    "plan": "penstock.cli.plan:plan",
     "prepare": "penstock.cli.prepare:prepare",
     "verify": "penstock.cli.verify:verify",
 }

@@ -57,6 +57,7 @@ class RowPlan:
     ledger: Ledger
     unlabelled: int  # rows without a single label
     path: Path
+    labels: int | None = None  # in all rows; None: a plan of a release that did not count them
 
     def __len__(self) -> int:
         return len(self.row_splits) - 1
@@ -181,7 +182,7 @@ def _write_rows(
 ) -> dict[str, Any]:
     """Append rows to the plan's files as they are made; what they come to."""
     files: dict[str, BinaryIO] = {each: (made / f"{each}.column").open("wb") for each in DTYPES}
-    rows = pieces = unlabelled = 0
+    rows = pieces = unlabelled = labels = 0
     ledgers = [Ledger(capacity=packing.capacity)]
     try:
         files["row_splits"].write(np.zeros(1, np.int64).tobytes())
@@ -189,7 +190,8 @@ def _write_rows(
             ledgers.append(part.ledger)
             if len(part):
                 begin = documents.begins(part.document) + part.start
-                unlabelled += _unlabelled(store, part, begin)
+                found = _labels(store, part, begin)
+                unlabelled, labels = unlabelled + int((found == 0).sum()), labels + int(found.sum())
                 columns = {
                     "row_splits": part.row_splits[1:] + pieces,
                     "begin": begin,
@@ -208,16 +210,22 @@ def _write_rows(
             file.close()
     ledger = reduce(Ledger.__add__, ledgers)
     assert ledger.balanced, ledger
-    return {"rows": rows, "pieces": pieces, "unlabelled": unlabelled, "ledger": ledger.to_dict()}
+    return {
+        "rows": rows,
+        "pieces": pieces,
+        "unlabelled": unlabelled,
+        "labels": labels,
+        "ledger": ledger.to_dict(),
+    }
 
 
-def _unlabelled(store: Store, part: Rows, begin: I64) -> int:
-    """How many rows have no label: a piece's first token is none, nor is what a mask leaves out."""
+def _labels(store: Store, part: Rows, begin: I64) -> I64:
+    """Labels in each row: a piece's first token is none, nor is what a mask leaves out."""
     first = 1 - part.bos.astype(np.int64)  # after a BOS the piece's first token is one
     length = np.maximum(part.length - first, 0)
     if MASK in store.keys:
         length = _trained(store, begin + first, length)
-    return int((sums(length, part.row_splits) == 0).sum())
+    return sums(length, part.row_splits)
 
 
 def _trained(store: Store, begin: I64, length: I64) -> I64:
@@ -286,6 +294,7 @@ def _read(path: Path, definition: dict[str, Any]) -> RowPlan:
         sizes = dict.fromkeys(DTYPES, index(plan["pieces"]))
         sizes["row_splits"] = index(plan["rows"]) + 1
         ledger, unlabelled = Ledger.from_dict(plan["ledger"]), int(plan["unlabelled"])
+        labels = index(plan["labels"]) if "labels" in plan else None
         found = plan["definition"]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path / 'plan.json'} is no packing plan ({error!r}): {again}") from None
@@ -299,4 +308,4 @@ def _read(path: Path, definition: dict[str, Any]) -> RowPlan:
             )
         except (DataError, MissingData) as error:
             raise DataError(f"{error} Or {again}.") from None
-    return RowPlan(**columns, ledger=ledger, unlabelled=unlabelled, path=path)
+    return RowPlan(**columns, ledger=ledger, unlabelled=unlabelled, path=path, labels=labels)

@@ -139,6 +139,16 @@ class StatefulDataLoader:
         steps = [s.start_step for s in self._declared() if s.position <= at and s.start_step]
         return self.config.lr_scale(steps[-1] if steps else 0)
 
+    @property
+    def plan(self) -> Plan:
+        """Which positions each batch of the run holds, past and to come."""
+        return self._plan
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages declared or begun so far."""
+        return self._declared()
+
     def __len__(self) -> int:
         """Batches in the current epoch, from its start."""
         return self._plan.epoch_batches(self._position)

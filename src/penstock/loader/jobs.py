@@ -27,7 +27,7 @@ def jobs(
     most = 1
     while plan.epoch(position) == epoch:
         size = plan.segment(position).size
-        group = _group(dataset, size // world) if grouped else 1
+        group = group_of(dataset, size // world) if grouped else 1
         ahead = plan.run(position, max(group, ORDER_BLOCK // size))
         if balanced and plan.tail != "pad":
             indices = _dealt(sampler, dataset, position, ahead, size)
@@ -62,7 +62,7 @@ def _dealt(
     return dealt
 
 
-def _group(dataset: Any, rows: int) -> int:
+def group_of(dataset: Any, rows: int) -> int:
     """How many batches of `rows` samples to fetch together."""
     if not dataset.sample_bytes:
         return 1

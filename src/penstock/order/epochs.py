@@ -1,4 +1,4 @@
-"""The order of a single dataset: a new permutation each epoch.
+"""The order of a single dataset, or of one source of a mixture: a new permutation each epoch.
 
     >>> order = EpochOrder(5, seed=0)
     >>> sorted(order.indices(np.arange(5, 10)).tolist())
@@ -22,11 +22,15 @@ from penstock.order.permutation import permute
 
 @dataclass(frozen=True, slots=True)
 class EpochOrder:
-    """Position to sample over `n` samples: position = epoch * n + offset."""
+    """Position to sample over `n` samples: position = epoch * n + offset.
+
+    With the name of a mixture's source, its positions are that source's ordinals.
+    """
 
     n: int
     seed: int
     shuffle: bool = True
+    name: str = "data"
 
     def indices(self, positions: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """The sample at each position."""
@@ -37,5 +41,5 @@ class EpochOrder:
             return place
         if len(epoch) and (epoch == epoch[0]).all():
             epoch = epoch[:1]  # one key for all is quicker
-        keys = subkeys(key_of("source", self.seed, "data"), epoch)
+        keys = subkeys(key_of("source", self.seed, self.name), epoch)
         return permute(place.view(np.uint64), self.n, keys).view(np.int64)
