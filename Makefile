@@ -21,10 +21,11 @@ MAKEFLAGS += --silent
 .DEFAULT_GOAL := help
 # Under -j too, `check` stops at the first thing that is wrong and ends with the tests.
 .NOTPARALLEL:
-.PHONY: help setup test test-examples test-long check lint doctest format demo bench-loading bench-packing bench-prepare clean
+.PHONY: help setup test test-examples test-long check lint doctest format demo bench-loading bench-packing bench-prepare \
+  bench-streaming clean
 
 help: ## this list
-	sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{printf "make %-14s %s\n", $$1, $$2}'
+	sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{printf "make %-16s %s\n", $$1, $$2}'
 
 setup: $(READY) ## .venv with everything pinned; redone when pyproject.toml or constraints.txt change
 
@@ -91,6 +92,9 @@ bench-packing: $(READY_BENCH) ## documents and packed batches a second, beside p
 
 bench-prepare: $(READY_BENCH) ## text to a store, beside datatrove and the tokenizer alone
 	$(BENCH)/python benchmarks/prepare.py $(ARGS)
+
+bench-streaming: $(READY_BENCH) ## text to batches with no store, beside nanochat's way and datasets
+	$(BENCH)/python benchmarks/streaming.py $(ARGS)
 
 clean: ## remove caches and builds (rm -rf .venv sets up anew)
 	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis

@@ -50,6 +50,8 @@ def place_of(device: str | torch.device | None, pin: bool) -> tuple[Place | None
         raise ConfigError(
             f"device {device} was asked for, and torch finds no CUDA here: pass device='cpu'"
         )
+    if device.type == "cpu":
+        return None, False  # widened by numpy: torch's threads cost those that read ahead a core
     return Place(device, pin=pin and device.type == "cuda"), False
 
 

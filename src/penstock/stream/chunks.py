@@ -21,7 +21,7 @@ import numpy.typing as npt
 from penstock.order import Permutation
 from penstock.order.hashing import key_of
 from penstock.pack import Rows as Packed
-from penstock.pack import pack_rows
+from penstock.pack import bounds_of, pack_rows
 
 if TYPE_CHECKING:
     from penstock.stream.feed import Block
@@ -35,7 +35,12 @@ class Rows:
 
     tokens: npt.NDArray[Any]  # (n, width), padded at the end
     used: list[int]  # (n,) tokens of each row that are not padding
-    cuts: list[I64]  # (n,) columns at which another document begins
+    cuts: I64  # columns at which another document begins, row by row
+    first_cut: list[int]  # (n + 1,) where each row's begin among them
+
+    def cuts_of(self, row: int) -> I64:
+        """The columns of a row at which another document begins."""
+        return self.cuts[self.first_cut[row] : self.first_cut[row + 1]]
 
     def __len__(self) -> int:
         return len(self.used)
@@ -63,20 +68,34 @@ def pack_chunk(
     packed = plan_chunk(np.diff(offsets), width)
     count = len(packed)
     order = np.arange(count) if key is None else Permutation(count, key)(np.arange(count))
-    tokens = np.full((count, width), pad, dtype)
-    begins = (offsets[packed.document] + packed.start).tolist()
-    lengths, splits = packed.length.tolist(), packed.row_splits.tolist()
-    used, cuts = [], []
-    for row, source in zip(tokens, order.tolist(), strict=True):
-        at, inner = 0, []
-        lo, hi = splits[source], splits[source + 1]
-        for begin, length in zip(begins[lo:hi], lengths[lo:hi], strict=True):
-            inner.append(at)
-            row[at : at + length] = ids[begin : begin + length]
-            at += length
-        used.append(at)
-        cuts.append(np.array(inner[1:], np.int64))
-    return Rows(tokens, used, cuts)
+    # The pieces of the rows, in the order of the rows.
+    pieces = np.diff(packed.row_splits)[order]
+    splits = bounds_of(pieces)
+    row = np.repeat(np.arange(count), pieces)
+    which = (packed.row_splits[order] - splits[:-1])[row] + np.arange(len(row))
+    bounds = bounds_of(packed.length[which])
+    column = bounds[:-1] - bounds[splits[:-1]][row]
+    begin = offsets[packed.document[which]] + packed.start[which]
+    tokens = np.full(count * width, pad, dtype)
+    _copy(tokens, ids.astype(dtype, copy=False), row * width + column, begin, np.diff(bounds))
+    inner = np.flatnonzero(column)
+    return Rows(
+        tokens.reshape(count, width),
+        np.diff(bounds[splits]).tolist(),
+        column[inner],
+        inner.searchsorted(splits).tolist(),
+    )
+
+
+def _copy(out: npt.NDArray[Any], source: npt.NDArray[Any], to: I64, begin: I64, count: I64) -> None:
+    """out[to : to + count] = source[begin : begin + count], for each of many.
+
+    As memoryviews: numpy lets go of the interpreter for each of them, and with several threads at
+    work gets it back late.
+    """
+    a, b = out.data, np.ascontiguousarray(source).data
+    for i, j, n in zip(to.tolist(), begin.tolist(), count.tolist(), strict=True):
+        a[i : i + n] = b[j : j + n]
 
 
 def chunk_packer(

@@ -52,6 +52,7 @@ class Source:
     seed: int
     shuffle: bool = False  # documents within a block
     make: Callable[[Block], Any] | None = None
+    group: int = 1  # tokens made ahead together: small blocks are used up before threads can change
     passes: bool = False  # whether a block without a token stands where an epoch begins
     _empty: set[int] = field(default_factory=set)  # units found without a token
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from penstock.errors import StateMismatch
 from penstock.pack import CropBuffer
-from penstock.stream.ahead import Ahead
+from penstock.stream.ahead import NOW, Ahead
 from penstock.stream.chunks import Rows
 from penstock.stream.deal import At
 from penstock.stream.feed import Block, Feed, Source
@@ -83,20 +84,47 @@ class Lane(Protocol):
 
 
 class _Blocks:
-    """A lane's blocks, the next of which is asked for when one is taken."""
+    """A lane's blocks, made ahead: small ones in groups."""
 
     def __init__(self, lane: int, source: Source, ahead: Ahead, at: At, part: int) -> None:
-        self._lane, self._ahead = lane, ahead
+        self._lane, self._ahead, self._least = lane, ahead, source.group
         self._feed = Feed(lane, source, at, part)
+        self._made: deque[Block | Exception] = deque()
+        self._asked = False
 
     def ask(self, when: int) -> None:
-        """Have the next block made, which will be needed at row `when`."""
-        self._ahead.want(self._lane, when=when, make=self._feed.next)
+        """Have the next ones made, where they are not yet, which will be needed at row `when`."""
+        if not self._asked:
+            # Of the feed alone: threads that held more would keep a forgotten stream alive.
+            make = partial(_group, self._feed, self._least)
+            self._ahead.want(self._lane, when=when, make=make)
+            self._asked = True
 
     def take(self) -> Block:
-        """The block that was asked for."""
-        block: Block = self._ahead.take(self._lane)
+        """The next block, of those that were asked for."""
+        if not self._made:
+            self.ask(NOW)
+            self._made.extend(self._ahead.take(self._lane))
+            self._asked = False
+        block = self._made.popleft()
+        if isinstance(block, Exception):
+            raise block
         return block
+
+
+def _group(feed: Feed, least: int) -> list[Block | Exception]:
+    """The next blocks, of so many tokens or more; last an error, which comes after them."""
+    made: list[Block | Exception] = []
+    size = 0
+    while size < least:
+        try:
+            block = feed.next()
+        except Exception as error:  # noqa: BLE001 - raised when those before it are used up
+            made.append(error)
+            break
+        made.append(block)
+        size += len(block.ids)
+    return made
 
 
 @dataclass(slots=True)
@@ -127,7 +155,7 @@ class ChunkLane:
         rows = self._rows or self._opened()
         at = self._next
         out[:] = rows.tokens[at]
-        used, cuts = rows.used[at], rows.cuts[at]
+        used, cuts = rows.used[at], rows.cuts_of(at)
         tally = self.tally
         tally.rows += 1
         tally.delivered += used
@@ -175,7 +203,6 @@ class ConcatLane:
         self._blocks = _Blocks(seat.lane, seat.source, seat.ahead, self._at, self._part)
         self._held: deque[Block] = deque()  # the first is open; `_next` counts in it
         self.pass_: int | None = None
-        self._asked = False
         self.last = self._at  # the unit that was read last
 
     @property
@@ -213,11 +240,8 @@ class ConcatLane:
     def _hold(self, count: int) -> None:
         """Take blocks until there are so many tokens, or the pass ends."""
         while self._left() < count and not self._past():
-            if not self._asked:
-                self._blocks.ask(self._turn)
             block = self._blocks.take()
             self._blocks.ask(self._turn + self._every * (len(block.ids) // self._width))
-            self._asked = True
             if not self._left():  # at most the beginning of an epoch, which had no token
                 self._held.clear()
             first = 0 if self._held else self._next

@@ -50,6 +50,7 @@ from penstock.text.tokenizer import FileTokenizer
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 BatchAndState = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
+GROUP = 1 << 18  # 1 MiB of tokens, some batches' worth
 IGNORED = -1  # what nanochat's own loss leaves out
 
 
@@ -213,6 +214,7 @@ class Loader(Iterator[Any]):
             parts=reader.chunks if chunked else partial(reader.batches, count=self._refill),
             encode=encode,
             seed=0,
+            group=1 if chunked else GROUP,
             make=chunk_packer(0, width, np.uint32, self._policy.pad) if chunked else None,
         )
 
