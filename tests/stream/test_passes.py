@@ -121,6 +121,28 @@ def test_without_shuffling_documents_keep_their_order(tmp_path: Path) -> None:
         assert tokens == list(range(1, sum(sizes) + 1))
 
 
+def test_without_shuffling_all_passes_are_the_same(tmp_path: Path) -> None:
+    """Where lanes and units have a common divisor, too: a validation loss is comparable."""
+    folder = write_numbered(tmp_path / "d", [9] * 96, files=1, group=1)
+    for world in (1, 2):
+        for stream in ranks(folder, world, lanes=12, shuffle=False):
+            first, *others = [[tokens_of(row) for row in stream] for _ in range(4)]
+            assert others == [first] * 3
+
+
+def test_a_batch_that_fails_before_any_row_can_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_numbered(tmp_path / "d", lengths(30))
+    expected = [batch["labels"].tolist() for batch in passes(folder).batches(4)]
+    stream = passes(folder)
+    with monkeypatch.context() as patched:
+        patched.setattr("penstock.stream.share.Ahead", None)
+        with pytest.raises(TypeError):
+            next(stream.batches(4))
+    assert [batch["labels"].tolist() for batch in stream.batches(4)] == expected
+
+
 def test_packed_rows_have_doc_ids_and_labels_that_cross_no_document(tmp_path: Path) -> None:
     sizes = lengths(60)
     folder = write_numbered(tmp_path / "d", sizes)

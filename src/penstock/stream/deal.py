@@ -57,6 +57,7 @@ class Turns:
     lanes: int
     seed: int
     shuffle: bool = True
+    alternate: bool = True  # passes each have all units, so that all can be in one order
 
     def first(self, lane: int) -> At:
         """Where a lane begins."""
@@ -75,6 +76,8 @@ class Turns:
     def unit(self, at: At) -> int:
         """Which unit stands there."""
         if not self.shuffle:
+            if not self.alternate:
+                return at[1]
             common = gcd(self.units, self.lanes)
             return (at[1] + at[0] // (self.lanes // common) % common) % self.units
         key = key_of("stream", self.seed, "units", at[0])

@@ -187,6 +187,7 @@ class PassStream(IterableDataset[Sample]):
                 pin_memory=False,  # torch's loader and ours pin whole batches
                 **self._options,
             )
+            self._stream.in_passes()
             _say_if_small(self._stream)
             if self._pending is not None:
                 pending, self._pending = self._pending, None

@@ -177,7 +177,7 @@ class Share:
         marks = self._marks
         addresses = {lane: found.address(marks.get(lane)) for lane, found in self._lanes.items()}
         if not self._lanes:  # at rest since something failed: of lanes whose marks are addresses
-            addresses = (self._addresses or {}) | marks
+            addresses = self.addresses() | marks
         self.row, self.tally = self._before
         self._let_go(addresses)
 

@@ -131,6 +131,7 @@ class TextStream:
             world=self.world_size,
             threads=self.threads,
         )
+        self._passes = False
         self.step = 0  # batches delivered since the run began
         if packing == "chunked":
             _say_if_small(self.corpus, lanes, self._policy.width)
@@ -194,6 +195,10 @@ class TextStream:
         self._waited += time.perf_counter() - asked
         return batch
 
+    def in_passes(self) -> None:
+        """Have epochs that end; of packing="concat"."""
+        self._passes = True
+
     def row_of(self, epoch: int) -> tuple[npt.NDArray[Any], Drawn] | None:
         """The next row of an epoch of this rank's documents, if there is one; of "concat"."""
         return self.share.row_of(epoch, self._dtype)
@@ -224,7 +229,13 @@ class TextStream:
         return Source(
             name=self.corpus.name,
             units=self.corpus.units,
-            deal=Turns(len(self.corpus.units), self.share.lanes, self.seed, self.shuffle),
+            deal=Turns(
+                len(self.corpus.units),
+                self.share.lanes,
+                self.seed,
+                self.shuffle,
+                alternate=not self._passes,
+            ),
             parts=partial(self._reader.batches, count=self._refill)
             if crop
             else self._reader.chunks,
@@ -233,7 +244,7 @@ class TextStream:
             ),
             seed=self.seed,
             shuffle=self.shuffle and self.packing == "concat",
-            passes=self.packing == "concat",
+            passes=self._passes,
             make=chunk_packer(
                 self.seed if self.shuffle else None,
                 self._policy.width,
