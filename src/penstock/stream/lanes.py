@@ -386,9 +386,9 @@ class CropLane:
         firsts = np.array(self._firsts)
         batch = firsts.searchsorted(numbers, side="right") - 1
         starts = np.flatnonzero(np.diff(batch, prepend=-1))
-        found = np.split(numbers - firsts[batch], starts[1:])
-        which = batch[starts].tolist()
-        return [(g, each.tolist()) for g, each in zip(which, found, strict=True)]
+        which, inside = batch[starts].tolist(), (numbers - firsts[batch]).tolist()
+        stops = [*starts[1:].tolist(), len(inside)]
+        return [(g, inside[lo:hi]) for g, lo, hi in zip(which, starts.tolist(), stops, strict=True)]
 
     def address(self, mark: Any = None) -> list[Any]:
         """What is read next, and what waits."""
