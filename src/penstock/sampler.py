@@ -183,6 +183,11 @@ class MixtureSampler(_EpochSampler):
         return self._order.stages
 
     @property
+    def names(self) -> list[str]:
+        """What this sampler's datasets are called."""
+        return list(self._names)
+
+    @property
     def _probs(self) -> list[float]:
         """The weights in force at the next `__iter__`, as shares of 1."""
         begun = [stage.weights for stage in self.stages if stage.position <= self.position]
@@ -268,7 +273,9 @@ class MixtureSampler(_EpochSampler):
                 ) from error
             sources = state.get("sources") or {}
             known = len(sources) or len(self._sizes)
-            if len(stages[0].weights) != known or (sources and not set(self._names) <= set(sources)):
+            if len(stages[0].weights) != known or (
+                sources and not set(self._names) <= set(sources)
+            ):
                 raise StateMismatch(
                     f"the state's mixture has {len(stages[0].weights)} datasets, "
                     f"this one has {len(self._sizes)}: build the sampler over the same datasets"

@@ -197,6 +197,12 @@ class MixtureOrder:
         stage = int(np.searchsorted(self._starts, position, "right")) - 1
         return self._counts(stage, position)
 
+    def given(self, stretches: Sequence[tuple[int, int]]) -> list[int]:
+        """How many samples each source gives in these stretches of positions."""
+        each = [self.counts(end) - self.counts(begin) for begin, end in stretches]
+        total: I64 = np.sum([np.zeros(len(self.sizes), np.int64), *each], axis=0)
+        return [int(count) for count in total]
+
     def draws(self, positions: npt.NDArray[Any]) -> tuple[I64, I64]:
         """For each position its source, and its ordinal: how many that source gave before."""
         positions = positions.astype(np.int64)

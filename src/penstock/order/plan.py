@@ -204,7 +204,7 @@ class Plan:
         return position // self.n
 
     def settle(self, position: int, size: int) -> int:
-        """Where the next batch of `size` starts: here, in the next epoch, or after what is skipped."""
+        """Where the next batch of `size` starts: here, or past a tail or what is left out."""
         at = self._with_room(position, size)
         for begin, end in self.left_out:
             if begin <= at < end:
