@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         StateMismatch,
     )
     from penstock.hub import HuggingFaceDataset, StreamingHuggingFaceDataset
-    from penstock.loader import StatefulDataLoader
+    from penstock.loader import StatefulDataLoader, edit_state
     from penstock.order import ORDER_VERSION, MixtureOrder, Permutation, Plan, Stage
     from penstock.pack import pack_rows
     from penstock.prepare import Pipeline, PipelineConfig
@@ -115,6 +115,7 @@ __all__ = [
     "build_dataloader",
     "detect_format",
     "dpo_collate_fn",
+    "edit_state",
     "grpo_collate_fn",
     "load_config",
     "merge_states",
@@ -138,7 +139,7 @@ _ROOMS = {
     "errors": "ConfigError DataError MissingData MissingExtra OutOfBounds PenstockError"
     " StateMismatch",
     "hub": "HuggingFaceDataset StreamingHuggingFaceDataset",
-    "loader": "StatefulDataLoader",
+    "loader": "StatefulDataLoader edit_state",
     "order": "MixtureOrder ORDER_VERSION Permutation Plan Stage",
     "pack": "pack_rows",
     "prepare": "Pipeline PipelineConfig",

@@ -43,6 +43,7 @@ class Surgery:
         found = {
             name: [(each.first, each.end) for each in ranges if each.since <= position]
             for name, ranges in self.excluded.items()
+            if name not in self.retired
         }
         return {name: ranges for name, ranges in found.items() if ranges}
 

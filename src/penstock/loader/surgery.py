@@ -64,7 +64,7 @@ def continued(
     """The address in a run of the identity `own`, or StateMismatch naming what does not match."""
     if allow not in (None, "mixture"):
         raise ConfigError(f"allow is 'mixture' or None, not {allow!r}")
-    saved = _settled(found, own)
+    saved, edited = _settled(found, own), awaits(found.identity)
     _check(saved, own, found.surgery.retired, allow)
     if "mixture" not in own:
         return found
@@ -82,7 +82,9 @@ def continued(
     )
     if not found.stages:
         raise StateMismatch("this state has no stages, and that of a mixture has them")
-    if saved.get("mixture") != own["mixture"]:
+    if edited:  # what is in force was set by hand; from here on the run's phases are known
+        found = replace(found, surgery=replace(found.surgery, since=found.position))
+    elif saved.get("mixture") != own["mixture"]:
         phases, before = phases_of(own["mixture"]), phases_of(saved["mixture"])
         found = declared_from(found, phases, before, position_of)
     _check_weights(found, names)
@@ -110,7 +112,7 @@ def declared_from(
 
     def stage(phase: Phase, position: int) -> Stage:
         weights = tuple(phase.weights.get(name, 0) for name in at.sources)
-        return Stage(position, weights, phase.start_step)
+        return Stage(position, weights, phase.start_step or 0)
 
     now = [phase for phase in phases if where(phase) <= at.position][-1]
     was = [phase for phase in before if where(phase) <= at.position][-1:]

@@ -188,8 +188,9 @@ class Plan:
             start = self.position_of(self.step_at(first))
             stop = self.position_of(self.step_at(last) + 1)
             if found and start <= found[-1][1]:
-                start, stop = found[-1][0], max(stop, found.pop()[1])
-            found.append((start, stop))
+                found[-1] = found[-1][0], max(stop, found[-1][1])
+            else:
+                found.append((start, stop))
         return tuple(found)
 
     def _batch_around(self, position: int) -> int:
