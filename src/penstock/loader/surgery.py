@@ -86,7 +86,15 @@ def continued(
         found = replace(found, surgery=replace(found.surgery, since=found.position))
     elif saved.get("mixture") != own["mixture"]:
         phases, before = phases_of(own["mixture"]), phases_of(saved["mixture"])
+        by_hand = [s for s in found.stages if s.start_step is None and s.position]
         found = declared_from(found, phases, before, position_of)
+        if any(s.position == found.position and s not in found.stages for s in by_hand):
+            warnings.warn(
+                f"the weights set by hand at position {found.position:,} give way to those that "
+                "this run declares: edit the state once it is on this run "
+                "(`penstock state edit --run`)",
+                stacklevel=3,
+            )
     _check_weights(found, names)
     return found
 
@@ -127,12 +135,6 @@ def declared_from(
     }
     stays = was == [now] and used <= names
     if not stays:
-        if begun[-1].position == at.position > 0 and begun[-1].start_step is None:
-            warnings.warn(
-                f"the weights set by hand at position {at.position:,} give way to those that this "
-                "run declares: edit the state once it is on this run (`penstock state edit --run`)",
-                stacklevel=4,
-            )
         begun = [s for s in begun if s.position < at.position] + [stage(now, at.position)]
     ahead = {where(phase): stage(phase, where(phase)) for phase in phases}
     later = [ahead[position] for position in sorted(ahead) if position > at.position]
