@@ -296,8 +296,8 @@ def test_steps_that_touch_what_is_skipped_are_left_out_and_nothing_else_changes(
     n, segments, tail = history
     whole = made(*history)
     skipped: list[tuple[int, int]] = []
-    for begin, length in sorted(ranges):
-        begin = max(begin, segments[0][0], *(end for _, end in skipped), 0)
+    for first, length in sorted(ranges):
+        begin = max(first, segments[0][0], *(end for _, end in skipped), 0)
         skipped.append((begin, begin + length))
     plan = Plan(n, [Segment(*each) for each in segments], tail=tail, skipped=skipped)
     batches = list(islice(reference.batches(*history), 4 * WALK))

@@ -101,7 +101,7 @@ class _Edit:
                 "load it once, or pass the run"
             )
         excluded = {
-            name: tuple(each._replace(since=min(each.since, position)) for each in ranges)
+            name: _merged(each._replace(since=min(each.since, position)) for each in ranges)
             for name, ranges in surgery.excluded.items()
         }
         before = replace(

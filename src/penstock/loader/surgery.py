@@ -162,9 +162,10 @@ def _settled(found: Address, own: Mapping[str, Any]) -> dict[str, Any]:
             f"{[step for step, _ in own['mixture']['weights']]}: load the state as it was before "
             'the edit with allow="mixture", and edit what state_dict() then gives'
         )
-    sources, here = dict(saved.get("sources", {})), own.get("sources", {})
+    here = own.get("sources", {})
+    sources = {name: each for name, each in saved.get("sources", {}).items() if each is not None}
     for name in here:
-        if sources.get(name) is None and name in found.sources:
+        if name not in sources and name in found.sources:
             sources[name] = found.surgery.retired.get(name, here[name])
     saved["sources"] = sources
     return saved
