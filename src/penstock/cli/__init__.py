@@ -21,6 +21,7 @@ COMMANDS = {
     "demo": "penstock.cli.demo:demo",
     "inspect": "penstock.cli.inspect:inspect",
     "prepare": "penstock.cli.prepare:prepare",
+    "state": "penstock.cli.state:state",
     "verify": "penstock.cli.verify:verify",
 }
 

@@ -64,7 +64,7 @@ def edit_state(
         edit = _Edit(here, run.plan)
         add = {}
     else:
-        edit = _Edit(original, _plan_of(original))
+        edit = _Edit(original, plan_of(original))
     if back_to is not None:
         edit.go_back(back_to)
     edit.mix(weights, add, tuple(remove))
@@ -232,7 +232,7 @@ def _read(state: Mapping[str, Any]) -> Address:
     return found
 
 
-def _plan_of(at: Address) -> Plan:
+def plan_of(at: Address) -> Plan:
     """The plan that the state's own segments make, the last one going on."""
     sources = at.identity.get("sources")
     sizes = [at.identity] if sources is None else [each for each in sources.values() if each]
