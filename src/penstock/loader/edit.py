@@ -50,8 +50,8 @@ def edit_state(
     there is no mixture. `skip_steps` leaves steps out; the others keep their numbers.
 
     With `run`, a loader of the run that goes on, the state is first loaded onto that with
-    `allow="mixture"`, and what comes back is complete and checked against its data; without, the
-    run that loads an edit of sources says what they are.
+    `allow="mixture"`, and what comes back is complete and checked against its data; later phases
+    are then those it declares. Without, the run that loads an edit of sources says what they are.
     """
     original = _read(state)
     local = state.get("sampler", {})
