@@ -183,7 +183,7 @@ class Plan:
             first, last = self._batch_around(begin), self._batch_around(end - 1)
             if self._after(first, self.segment(first).size) <= begin:  # `begin` lies in a tail
                 first = self.following(first)
-            if last < first:
+            if last < first or first >= end:  # no batch has one of these positions
                 continue
             start = self.position_of(self.step_at(first))
             stop = self.position_of(self.step_at(last) + 1)
@@ -194,9 +194,13 @@ class Plan:
         return tuple(found)
 
     def _batch_around(self, position: int) -> int:
-        """Where the last batch begins that begins no later than `position`."""
-        segment = self.segment(position)
-        return self._skip(segment, max(self._batches(segment, position + 1) - 1, 0))
+        """Where the last batch begins that begins no later than `position`; else the first."""
+        until = position + 1
+        for segment in reversed(self.segments):
+            if batches := self._batches(segment, until):
+                return self._skip(segment, batches - 1)
+            until = min(until, segment.position)  # it may begin in a tail, with no batch there
+        return self._skip(self.segments[0], 0)
 
     # --- epochs
 
