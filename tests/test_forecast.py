@@ -23,6 +23,7 @@ from penstock import (
     MixtureDataset,
     ShardWriter,
     TrainingPhase,
+    edit_state,
 )
 from penstock.forecast import Forecast, difference, draw, forecast_run
 from penstock.forecast.makeup import AVERAGE, makeup_of
@@ -81,13 +82,15 @@ def deliver(run: RunConfig, state: dict[str, Any] | None = None) -> Delivered:
     loaders = [open_run(run, rank) for rank in range(run.world_size)]
     for loader in loaders:
         if state is not None:
-            loader.load_state_dict(state)
+            loader.load_state_dict(state, allow="mixture")
     ranks = [Endless(loader) for loader in loaders]
     first, found = loaders[0], Delivered()
     starts = [stage.position for stage in first.stages]
     mixed = isinstance(first.dataset, MixtureDataset)
     sizes = [len(each) for each in (first.dataset.datasets if mixed else [first.dataset])]
-    given = dict(enumerate(first.sampler.order.counts(first.position) if mixed else [0]))
+    given = dict.fromkeys(range(len(sizes)), 0)
+    if mixed and first.sampler.order.first is None:
+        given = dict(enumerate(first.sampler.order.counts(first.position)))
     assert run.steps is not None
     while first.step < run.steps:
         step = first.step
@@ -480,3 +483,33 @@ def test_a_forecast_is_drawn_with_its_phases_and_caps(data: Path, tmp_path: Path
     text = (tmp_path / "plan.svg").read_text()
     for words in ("step 20", "small: at most 1", "files", "run.toml: 1,680 tokens in 60 steps"):
         assert words in text
+
+
+@pytest.mark.filterwarnings("ignore:.*weights")
+@pytest.mark.parametrize("trial", range(12))
+def test_an_edited_run_delivers_what_is_planned_from_its_state(data: Path, trial: int) -> None:
+    luck = np.random.default_rng(trial)
+    packing = [None, "bfd_split", "concat"][trial % 3]
+    sources = [DatasetSource(str(data / "masked"), 2.0), DatasetSource(str(data / "plain"), 1.0)]
+    phases = [TrainingPhase(30, {"plain": 3.0}, 0.5)]
+    config = DataConfig(datasets=sources, packing=packing, num_workers=0, phases=phases)
+    run = RunConfig(batch_size=4, seq_len=7, steps=60, world_size=1 + trial % 2, data=config)
+    before = Endless(open_run(run))
+    for _ in range(int(luck.integers(1, 25))):
+        next(before)
+    at = int(luck.integers(26, 50))
+    edit: dict[str, Any] = {"weights": {"plain": 0.6}}
+    if trial % 2:
+        edit = {"exclude": {"plain": [(3, 20)], "masked": [5]}, "skip_steps": [(at, at + 4)]}
+    after = run
+    if trial % 4 >= 2:
+        edit["add"] = {"small": 0.2}
+        more = [*sources, DatasetSource(str(data / "small"), 1.0)]
+        after = replace(run, data=replace(config, datasets=more))
+        edit["run"] = open_run(after)
+    state = through_json(edit_state(before.loader.state_dict(), **edit))
+    planned, got = forecast_run(after, state=state, count=True), deliver(after, state)
+    assert planned.tokens == got.tokens
+    for source, amount in enumerate(planned.total):
+        assert amount.samples == got.of("samples", source, None)
+        assert amount.labels.trained == got.of("trained", source, None)

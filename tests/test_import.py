@@ -24,7 +24,7 @@ PUBLIC = """
     OutOfBounds PackedDataset PenstockError Permutation Pipeline PipelineConfig Plan
     ResumableDistributedSampler SEQDataset SFTDataset ShardWriter Stage StateMismatch
     StatefulDataLoader Store StoreFactory StreamingHuggingFaceDataset TextStream TrainingPhase
-    WindowDataset __version__ build_dataloader detect_format dpo_collate_fn forecast_run
+    WindowDataset __version__ build_dataloader detect_format dpo_collate_fn edit_state forecast_run
     grpo_collate_fn load_config merge_states open_store open_tokenizer pack_rows
     tokenizing_distributed_data_loader tokenizing_distributed_data_loader_bos_bestfit
     tokenizing_distributed_data_loader_with_state

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     )
     from penstock.forecast import Forecast, forecast_run
     from penstock.hub import HuggingFaceDataset, StreamingHuggingFaceDataset
-    from penstock.loader import StatefulDataLoader
+    from penstock.loader import StatefulDataLoader, edit_state
     from penstock.order import ORDER_VERSION, MixtureOrder, Permutation, Plan, Stage
     from penstock.pack import pack_rows
     from penstock.prepare import Pipeline, PipelineConfig
@@ -117,6 +117,7 @@ __all__ = [
     "build_dataloader",
     "detect_format",
     "dpo_collate_fn",
+    "edit_state",
     "forecast_run",
     "grpo_collate_fn",
     "load_config",
@@ -142,7 +143,7 @@ _ROOMS = {
     " StateMismatch",
     "forecast": "Forecast forecast_run",
     "hub": "HuggingFaceDataset StreamingHuggingFaceDataset",
-    "loader": "StatefulDataLoader",
+    "loader": "StatefulDataLoader edit_state",
     "order": "MixtureOrder ORDER_VERSION Permutation Plan Stage",
     "pack": "pack_rows",
     "prepare": "Pipeline PipelineConfig",

@@ -10,8 +10,8 @@ from it and keeps the position itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from itertools import accumulate, pairwise
 from operator import index
 from typing import Any
 
@@ -168,8 +168,8 @@ class MixtureSampler(_EpochSampler):
         if stages is None:
             integers = self._quantise(weights, temperature, "MixtureSampler(weights=...)")
             stages = [Stage(0, integers)]
-        self._order = self._ordered(stages)
-        self._pending: tuple[int, ...] | None = None
+        self._order = self._ordered(stages, {})
+        self._pending: tuple[int, ...] | None = None  # over the order's sources
         self._declared = [[stage.start_step, list(stage.weights)] for stage in stages]
 
     @property
@@ -183,14 +183,26 @@ class MixtureSampler(_EpochSampler):
         return self._order.stages
 
     @property
+    def names(self) -> list[str]:
+        """What this sampler's datasets are called."""
+        return list(self._names)
+
+    @property
     def _probs(self) -> list[float]:
         """The weights in force at the next `__iter__`, as shares of 1."""
         begun = [stage.weights for stage in self.stages if stage.position <= self.position]
-        return [weight / TOTAL for weight in self._pending or begun[-1]]
+        return [weight / TOTAL for weight in self.own(self._pending or begun[-1])]
+
+    def own(self, values: Sequence[int]) -> list[int]:
+        """Of one value for each of the order's sources, those of this sampler's datasets."""
+        of = dict(zip(self._order.names, values, strict=True))
+        return [of[name] for name in self._names]
 
     def update_weights(self, weights: Sequence[float], temperature: float = 1.0) -> None:
         """Begin a stage with these weights at the next `__iter__`."""
-        self._pending = self._quantise(weights, temperature, "MixtureSampler.update_weights")
+        integers = self._quantise(weights, temperature, "MixtureSampler.update_weights")
+        of = dict(zip(self._names, integers, strict=True))
+        self._pending = tuple(of.get(name, 0) for name in self._order.names)
 
     def start(self, position: int) -> None:
         """Begin the stage that `update_weights` asked for, at `position`."""
@@ -198,9 +210,21 @@ class MixtureSampler(_EpochSampler):
             self._order = self._order.with_stage(Stage(position, self._pending))
             self._pending = None
 
-    def _ordered(self, stages: Sequence[Stage]) -> MixtureOrder:
+    def _ordered(self, stages: Sequence[Stage], history: Mapping[str, int]) -> MixtureOrder:
+        """The order of these stages.
+
+        Where datasets were added or removed on the way, `history` has the name and size of each
+        that there ever was, in the order of the stages' weights.
+        """
+        sizes, names, first = self._sizes, self._names, None
+        if history:
+            own = dict(zip(names, sizes, strict=True))
+            begin = dict(zip(names, accumulate([0, *sizes]), strict=False))
+            names = list(history)
+            sizes = [own.get(name, history[name]) for name in names]
+            first = [begin.get(name) for name in names]
         return MixtureOrder(
-            self._sizes, self._names, seed=self.seed, stages=stages, shuffle=self.shuffle
+            sizes, names, seed=self.seed, stages=stages, shuffle=self.shuffle, first=first
         )
 
     def _quantise(self, weights: Sequence[float], temperature: float, what: str) -> tuple[int, ...]:
@@ -221,11 +245,21 @@ class MixtureSampler(_EpochSampler):
         return super().identity() | {"mixture": {"names": self._names, "weights": self._declared}}
 
     def state_dict(self) -> dict[str, Any]:
-        """The documented keys, the stages, and weights that wait for the next `__iter__`."""
-        return super().state_dict() | {
-            "stages": [[s.position, list(s.weights), s.start_step] for s in self.stages],
-            "pending": list(self._pending) if self._pending else None,
-        }
+        """The documented keys, the stages, and weights that wait for the next `__iter__`.
+
+        Where datasets were added or removed, also `sources`: the size of each, by name, in the
+        order of the stages' weights.
+        """
+        order = self._order
+        sources = dict(zip(order.names, order.sizes.tolist(), strict=True))
+        return (
+            super().state_dict()
+            | {
+                "stages": [[s.position, list(s.weights), s.start_step] for s in self.stages],
+                "pending": list(self._pending) if self._pending else None,
+            }
+            | ({"sources": sources} if order.first is not None else {})
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `epoch` and, where the state has them, the stages."""
@@ -237,12 +271,16 @@ class MixtureSampler(_EpochSampler):
                     f"this is no state of a MixtureSampler: its stages are {state['stages']!r}, "
                     "where [[position, weights, step], ...] was expected"
                 ) from error
-            if len(stages[0].weights) != len(self._sizes):
+            sources = state.get("sources") or {}
+            known = len(sources) or len(self._sizes)
+            if len(stages[0].weights) != known or (
+                sources and not set(self._names) <= set(sources)
+            ):
                 raise StateMismatch(
                     f"the state's mixture has {len(stages[0].weights)} datasets, "
                     f"this one has {len(self._sizes)}: build the sampler over the same datasets"
                 )
-            self._order = self._ordered(stages)
+            self._order = self._ordered(stages, sources)
             self._pending = tuple(state["pending"]) if state.get("pending") else None
         super().load_state_dict(state)
 

@@ -22,7 +22,9 @@ from penstock import (
     PackedDataset,
     Pipeline,
     StatefulDataLoader,
+    StateMismatch,
     build_dataloader,
+    edit_state,
 )
 from penstock.prepare import recipe
 
@@ -164,3 +166,19 @@ def test_what_a_config_lacks_is_said(folder: Path) -> None:
         build(DataConfig(**options), seq_len=99_999)
     with pytest.raises(ConfigError, match="packing and balance need all documents' lengths"):
         build(DataConfig(**options, hf_streaming=True, packing="concat"))
+
+
+def test_a_stream_has_no_mixture_to_allow_and_no_state_to_edit(folder: Path) -> None:
+    options = {"hf_dataset_name": str(folder), "tokenizer_path": str(gpt2_like())}
+    loader = build(DataConfig(**options, hf_streaming=True, num_workers=0))
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    iterator.close()  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="allow='mixture' means nothing over a stream"):
+        loader.load_state_dict(state, allow="mixture")
+    with pytest.raises(StateMismatch, match="the state of a stream cannot be edited"):
+        edit_state(state, skip_steps=[5])
+    stored = build(DataConfig(**options, num_workers=0))
+    with pytest.raises(StateMismatch, match="this is the state of a stream"):
+        stored.load_state_dict(state)

@@ -284,3 +284,68 @@ def test_the_rest_of_an_epoch_is_dealt_out_in_equal_parts(
     else:
         assert dealt[: len(whole)] == whole
         assert dealt == [(offset + i) % n for i in range(len(dealt))]
+
+
+# ----------------------------------------------------------------------------- what is left out
+
+
+@given(histories(), st.lists(st.tuples(st.integers(0, 300), st.integers(1, 60)), max_size=3))
+def test_steps_that_touch_what_is_skipped_are_left_out_and_nothing_else_changes(
+    history: History, ranges: list[tuple[int, int]]
+) -> None:
+    n, segments, tail = history
+    whole = made(*history)
+    skipped: list[tuple[int, int]] = []
+    for first, length in sorted(ranges):
+        begin = max(first, segments[0][0], *(end for _, end in skipped), 0)
+        skipped.append((begin, begin + length))
+    plan = Plan(n, [Segment(*each) for each in segments], tail=tail, skipped=skipped)
+    batches = list(islice(reference.batches(*history), 4 * WALK))
+    end = batches[-1].position
+
+    def cells(at: int) -> range:
+        size = whole.segment(at).size
+        room = n - at % n if tail == "pad" else size
+        return range(at, at + min(size, room))
+
+    touched = {
+        batch.step
+        for batch in batches
+        for a, b in skipped
+        if cells(batch.position).start < b and a < cells(batch.position).stop
+    }
+    kept = [batch.position for batch in batches if batch.step not in touched]
+    start = plan.settle(batches[0].position, plan.segments[0].size)
+    got = [start]
+    while got[-1] < end:
+        got.append(plan.following(got[-1]))
+    most = min(len(kept), len(got)) - 2
+    assert got[:most] == kept[:most]
+    for at in got[:most]:
+        assert (plan.step_at(at), plan.epoch(at)) == (whole.step_at(at), whole.epoch(at))
+        ahead = plan.run(at, 7)
+        there = at
+        for _ in range(ahead - 1):
+            there = plan.following(there)
+            assert plan.epoch(there) == plan.epoch(at)
+        if ahead < 7:  # what comes next is no neighbour, or of another epoch or segment
+            after = plan.following(there)
+            apart = after != there + plan.segment(there).size
+            other = plan.segment(after) != plan.segment(at) or plan.epoch(after) != plan.epoch(at)
+            assert apart or other
+    for epoch in range(max(0, plan.epoch(end) - 1)):
+        inside = [at for at in kept if at // n == epoch]
+        if inside:
+            assert plan.epoch_batches(inside[0]) == len(inside)
+
+
+@given(st.lists(st.integers(0, 40), max_size=8), st.integers(0, 45), st.integers(0, 45))
+def test_what_is_kept_of_a_stretch_is_the_stretch_without_what_is_left_out(
+    edges: list[int], begin: int, end: int
+) -> None:
+    pairs = sorted({edge * 2 for edge in edges})
+    ranges = list(zip(pairs[::2], pairs[1::2], strict=False))
+    plan = Plan(10, [Segment(0, 2)], tail="endless", skipped=ranges)
+    out = {position for a, b in ranges for position in range(a, b)}
+    kept = [position for a, b in plan.kept(begin, end) for position in range(a, b)]
+    assert kept == [position for position in range(begin, end) if position not in out]

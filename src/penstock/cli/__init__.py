@@ -23,6 +23,7 @@ COMMANDS = {
     "inspect": "penstock.cli.inspect:inspect",
     "plan": "penstock.cli.plan:plan",
     "prepare": "penstock.cli.prepare:prepare",
+    "state": "penstock.cli.state:state",
     "verify": "penstock.cli.verify:verify",
 }
 

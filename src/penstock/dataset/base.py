@@ -16,6 +16,7 @@ import numpy.typing as npt
 from torch.utils.data import Dataset, default_collate
 
 from penstock.batch import Place, Sample, to_place
+from penstock.dataset.excluded import Excluded
 from penstock.errors import OutOfBounds
 
 Indices = Sequence[int] | npt.NDArray[Any]
@@ -49,12 +50,15 @@ class SampleDataset(Dataset[Sample]):
     `sample_bytes` is what a gathered sample takes; 0 where nothing is won by gathering several
     batches together. `group_bytes` is how much to gather at once: what stays in the cache beside
     the batches made of it, and more where each call costs more. Where it is `balanced`, loaders
-    deal each global batch so that all ranks get about the same `costs`.
+    deal each global batch so that all ranks get about the same `costs`. Those that
+    know documents have a method `excluding(ranges)`: a view of the dataset in which the labels of
+    these documents are masked, as its `excluded` says.
     """
 
     sample_bytes = 0
     group_bytes = 320 << 10
     balanced = False
+    excluded: Excluded | None = None
 
     def __len__(self) -> int:
         raise NotImplementedError

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import operator
 import warnings
+from copy import copy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.batch import Windows
+from penstock.dataset.excluded import Excluded, Ranges, Spans, check_documents, tokens_of
 from penstock.dataset.plans import plan_for
 from penstock.dataset.tokens import MASK, TOKENS, TokenDataset
 from penstock.errors import ConfigError
@@ -98,6 +100,19 @@ class PackedDataset(TokenDataset):
     def __len__(self) -> int:
         return len(self.plan)
 
+    def excluding(self, documents: Ranges) -> Self:
+        """A view in which the labels of these documents are -100."""
+        view = copy(self)
+        spans = Spans.of(documents)
+        if self._eos is None:
+            tokens = tokens_of(self.store, TOKENS, documents).tokens
+        else:  # numbered by their ends, in the plan alone
+            count = int(self.plan.document.max(initial=-1)) + 1
+            check_documents(documents, count, self.store)
+            tokens = int(self.plan.length[spans.hold(self.plan.document)].sum())
+        view.excluded = Excluded(spans, len(spans), tokens)  # by document, as the plan's pieces are
+        return view
+
     @property
     def tokens_a_sample(self) -> float:
         """Labels in a row, on average: its padding has none."""
@@ -123,6 +138,11 @@ class PackedDataset(TokenDataset):
         if self._masked:
             trained = self.store.spans(begin, length, MASK).astype(np.bool_, copy=False)
             mask = _in_rows(trained, used, width, 0, row[put], column[put], 0)
+        out = None if self.excluded is None else self.excluded.spans.hold(plan.document[which])
+        if out is not None and out.any():
+            there = np.repeat(~out, length)
+            there = _in_rows(there, used, width, 0, row[put], column[put], 0)
+            mask = there if mask is None else mask & there
         inner = column > 0
         cuts = (row * width + column)[inner]
         return Windows(tokens, mask, cuts, None if (used == width).all() else used)

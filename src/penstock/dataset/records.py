@@ -9,7 +9,8 @@ Where a store knows no records, samples are windows of its flat keys, as AstrAI 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from copy import copy
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from penstock.batch import Sample
+from penstock.dataset.excluded import Excluded, Ranges, Spans, check_documents, tokens_of
 from penstock.dataset.tasks import BaseDataset, DatasetFactory
 from penstock.errors import ConfigError, DataError
 from penstock.store import Store
@@ -32,6 +34,17 @@ class RecordDataset(BaseDataset):
 
     least_window = 0
     measured: ClassVar[tuple[str, ...]] = ()  # the keys that `window_size` limits
+
+    def excluding(self, documents: Ranges) -> Self:
+        """A view in which the masks of these records are False."""
+        if not self.by_record:
+            raise ConfigError(f"{self.loaded.path} has no record boundaries")
+        check_documents(documents, self.loaded.documents, self.loaded)
+        view = copy(self)
+        spans = Spans.of(documents)
+        tokens = sum(tokens_of(self.loaded, key, documents).tokens for key in self._token_keys())
+        view.excluded = Excluded(spans, len(spans), tokens)
+        return view
 
     def _check(self, store: Store) -> None:
         super()._check(store)
@@ -59,6 +72,10 @@ class RecordDataset(BaseDataset):
         over = [self.loaded.record_lengths(key) > self.window_size for key in self.measured]
         return int(np.logical_or.reduce(over).sum())
 
+    def _token_keys(self) -> list[str]:
+        store, keys = self.loaded, self.required_keys
+        return [key for key in keys if not store.is_mask(key) and store.dtype(key).kind in "iu"]
+
     def layout(self) -> str:
         """What a sample looks like, in words."""
         return f"samples of {type(self).__name__}"
@@ -68,7 +85,10 @@ class RecordDataset(BaseDataset):
         keys = list(self.required_keys)
         if not self.by_record:
             return self._sample(self.loaded.read(*self.get_index(at), keys), f"window {at}")
-        return self._sample(self.loaded.record(at, keys), f"record {at}")
+        record = self.loaded.record(at, keys)
+        if self.excluded is not None and self.excluded.spans.hold(np.array([at]))[0]:
+            record |= {key: _nothing(record[key]) for key in keys if self.loaded.is_mask(key)}
+        return self._sample(record, f"record {at}")
 
     def _sample(self, record: dict[str, Any], what: str) -> Sample:
         raise NotImplementedError
@@ -235,6 +255,11 @@ def _padded(
     for target, row in zip(padded, rows, strict=True):
         (target[width - len(row) :] if left else target[: len(row)]).copy_(row)
     return padded
+
+
+def _nothing(mask: Any) -> Any:
+    """The mask of a record, or of each of its responses, that trains nothing."""
+    return [each & False for each in mask] if isinstance(mask, list) else mask & False
 
 
 def _lengths(values: Any) -> list[int]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ import torch
 
 from penstock.batch import Place, Sample, Windows, cut_up
 from penstock.dataset.base import Gathered, Indices, SampleDataset
+from penstock.dataset.excluded import Ranges, tokens_of
 from penstock.errors import ConfigError, DataError, OutOfBounds
 from penstock.pack import Documents
 from penstock.store import Store, StoreFactory, detect_format
@@ -171,6 +173,12 @@ class SEQDataset(BaseDataset):
     required_keys = ("sequence",)
     _wanted: ClassVar[tuple[str, ...]] = ("sequence",)
 
+    def excluding(self, documents: Ranges) -> Self:
+        """A view in which the targets of these documents are -100, their `loss_mask` False."""
+        view = copy(self)
+        view.excluded = tokens_of(self.loaded, "sequence", documents)
+        return view
+
     def _check(self, store: Store) -> None:
         super()._check(store)
         self.sample_bytes = (self.window_size + 1) * store.dtype("sequence").itemsize
@@ -215,7 +223,10 @@ class SEQDataset(BaseDataset):
 
     def _windows(self, begins: npt.NDArray[np.int64]) -> Windows:
         tokens = self.loaded.gather(begins, self.window_size + 1, "sequence")
-        return Windows(tokens, target="target_ids")
+        mask = None
+        if self.excluded is not None:
+            mask = self.excluded.spans.masked(begins, self.window_size + 1, None)
+        return Windows(tokens, mask, target="target_ids")
 
 
 @DatasetFactory.register("sft")
@@ -237,10 +248,15 @@ class SFTDataset(SEQDataset):
     def gather(self, indices: npt.NDArray[np.int64]) -> Gathered:
         """The windows' tokens, narrow, with their masks and positions."""
         store, begins, size = self.loaded, self._begins(indices), self.window_size
+        windows = self._windows(begins)
         masked, placed = "loss_mask" in self.keys, "position_ids" in self.keys
+        mask = store.gather(begins + 1, size, "loss_mask") if masked else None
+        if windows.mask is not None:
+            there = windows.mask[:, 1:]
+            mask = there if mask is None else mask.astype(np.bool_) & there
         return _Supervised(
-            self._windows(begins),
-            store.gather(begins + 1, size, "loss_mask") if masked else None,
+            windows,
+            mask,
             store.gather(begins, size, "position_ids") if placed else self._positions(begins),
         )
 

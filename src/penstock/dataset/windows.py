@@ -8,13 +8,15 @@ as many labels, windows follow one another across shards, every token but the fi
 from __future__ import annotations
 
 import operator
+from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.batch import Windows
+from penstock.dataset.excluded import Ranges, tokens_of
 from penstock.dataset.tokens import MASK, TOKENS, TokenDataset
 from penstock.errors import ConfigError, MissingData
 from penstock.pack import eos_cuts
@@ -39,6 +41,12 @@ class TokenWindows(TokenDataset):
             self.group_bytes = 1 << 20  # the boundaries' dozen calls
         self._epoch = 0
 
+    def excluding(self, documents: Ranges) -> Self:
+        """A view in which the labels of these documents are -100."""
+        view = copy(self)
+        view.excluded = tokens_of(self.store, TOKENS, documents)
+        return view
+
     def _starts(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Where in the store each sample begins."""
         raise NotImplementedError
@@ -49,6 +57,8 @@ class TokenWindows(TokenDataset):
         rows = Windows(self.store.gather(starts, self.width, TOKENS))
         if self._masked:
             rows.mask = self.store.gather(starts, self.width, MASK).astype(np.bool_, copy=False)
+        if self.excluded is not None:
+            rows.mask = self.excluded.spans.masked(starts, self.width, rows.mask)
         if self.pack_sequences:
             if self.eos_token_id is not None:
                 rows.cuts = eos_cuts(rows.tokens, self.eos_token_id)

@@ -127,7 +127,7 @@ def load_state(loader: StatefulDataLoader, state: Mapping[str, Any]) -> None:
 
 def sources_of(loader: StatefulDataLoader) -> tuple[list[str], list[TokenDataset]]:
     """Names and datasets that a loader draws from."""
-    dataset = loader.dataset
+    dataset = loader.dataset_at(loader.position)
     if isinstance(dataset, MixtureDataset):
         return dataset.dataset_names, dataset.datasets
     store = dataset.store

@@ -130,7 +130,7 @@ def makeup_of(
     `progress` is told of samples that have been looked at.
     """
     n, width = len(dataset), dataset.width - 1
-    masked = MASK in dataset.store.keys
+    masked = _masked(dataset)
     if isinstance(dataset, TokenWindows) and not masked and not dataset.pack_sequences:
         return _epoch(order, width, 0, 0, 0, uniform=True)
     by_plan = isinstance(dataset, PackedDataset) and not masked
@@ -138,7 +138,7 @@ def makeup_of(
     if count or size <= (LOOKED_AT if limit is None else limit):
         each = _each(dataset, progress)
         return Makeup(order=order, width=width, epoch=_fractions(each.sum(0)), each=each)
-    known = _by_ledger(dataset)
+    known = None if dataset.excluded is not None else _by_ledger(dataset)
     if known is not None:
         return _epoch(order, width, *known)
     chosen = np.unique(np.linspace(0, n - 1, min(n, SAMPLED)).astype(np.int64))
@@ -194,7 +194,7 @@ def _each(dataset: TokenDataset, progress: Callable[[int], None] | None) -> npt.
     n = len(dataset)
     each = np.empty((n, 3), np.uint16 if dataset.width <= 1 << 16 else np.uint32)
     at_once = max(AT_ONCE // max(dataset.sample_bytes, 1), 1)
-    by_plan = isinstance(dataset, PackedDataset) and MASK not in dataset.store.keys
+    by_plan = isinstance(dataset, PackedDataset) and not _masked(dataset)
     for lo in range(0, n, at_once):
         indices = np.arange(lo, min(lo + at_once, n))
         if by_plan:
@@ -206,6 +206,11 @@ def _each(dataset: TokenDataset, progress: Callable[[int], None] | None) -> npt.
         if progress is not None:
             progress(len(indices))
     return each
+
+
+def _masked(dataset: TokenDataset) -> bool:
+    """Whether labels are masked by the store, or by documents that are excluded."""
+    return MASK in dataset.store.keys or dataset.excluded is not None
 
 
 def _by_plan(dataset: PackedDataset, rows: I64) -> I64:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from typing import Any, Literal
 
 import torch
 
-from penstock.batch import IGNORED, Place, Sample, place_of, to_place
+from penstock.batch import Place, Sample, place_of, to_place
 from penstock.checks import at_least
 from penstock.config import DataConfig
 from penstock.dataset.base import Gathered, SampleDataset
+from penstock.dataset.excluded import excluded_in, excluding
 from penstock.dataset.mixture import MixtureDataset, identity_of
-from penstock.errors import ConfigError, StateMismatch
+from penstock.errors import ConfigError
 from penstock.loader.ahead import Job, ReadAhead
+from penstock.loader.delivery import mask_padding, tokens_in
 from penstock.loader.fetch import Collate, Fetch, Fetched, in_workers, name_sample
 from penstock.loader.jobs import jobs
 from penstock.loader.setup import (
@@ -29,20 +31,20 @@ from penstock.loader.setup import (
     run_plan,
 )
 from penstock.loader.state import (
-    VERSION,
     Address,
     Documented,
+    Surgery,
     check_ranks,
     read_state,
     stages_to_state,
+    state_of,
 )
+from penstock.loader.surgery import Allow, continued
 from penstock.order import ORDER_VERSION, Plan, Segment, Stage
 from penstock.order.hashing import key_of
 from penstock.order.identity import check_identity
 from penstock.order.plan import Tail
 from penstock.sampler import AnySampler, MixtureSampler
-
-_TOKEN_KEYS = ("chosen", "rejected", "prompts", "responses")
 
 
 class StatefulDataLoader:
@@ -95,7 +97,7 @@ class StatefulDataLoader:
             raise ConfigError(f"tail is 'drop' or 'pad', not {tail!r}")
         self._tail: Tail = "endless" if isinstance(self.sampler, MixtureSampler) else tail
         self._place, self._pin = place_of(device, self.config.pin_memory)
-        self._fetch = Fetch(dataset, collate_fn)
+        self._collate = collate_fn
         self._in_process = in_process(workers, dataset, self.config.num_workers, collate_fn)
         own = isinstance(dataset, SampleDataset) and collate_fn is None
         self._grouped = own and self._in_process
@@ -109,11 +111,22 @@ class StatefulDataLoader:
         self._under_way: list[int] = []  # the epochs of iterators that have begun and not ended
         self._last: int | None = None  # where the batch last delivered started
         self._goes_on = False  # whether the next `iter` is one that a loaded state was saved in
+        self._surgery = Surgery()
+        self._read_from(dataset)
         self._plan = self._planned([], self.sampler.position)
         self._position = self._settled(self.sampler.position)
         self._reset_stats()
 
+    def _read_from(self, view: Any) -> None:
+        """Have batches made from this view of the dataset."""
+        self._view, self._fetch = view, Fetch(view, self._collate)
+
     # --- where we are
+
+    @property
+    def plan(self) -> Plan:
+        """Positions as batches and steps; which of them are left out."""
+        return self._plan
 
     @property
     def position(self) -> int:
@@ -138,11 +151,6 @@ class StatefulDataLoader:
         at = self._position if self._last is None else self._last
         steps = [s.start_step for s in self._declared() if s.position <= at and s.start_step]
         return self.config.lr_scale(steps[-1] if steps else 0)
-
-    @property
-    def plan(self) -> Plan:
-        """Which positions each batch of the run holds, past and to come."""
-        return self._plan
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -195,7 +203,7 @@ class StatefulDataLoader:
 
     def _make_here(self, jobs: Generator[Job]) -> Generator[tuple[int, Any]]:
         threads = self.config.num_workers if self._grouped else 0
-        with ReadAhead(self.dataset, threads, threads * self.config.prefetch_factor) as ahead:
+        with ReadAhead(self._view, threads, threads * self.config.prefetch_factor) as ahead:
             for job in ahead.walk(jobs):
                 rows = len(job.indices) // job.batches
                 try:
@@ -207,13 +215,13 @@ class StatefulDataLoader:
                         yield position, gathered.batch(k * rows, (k + 1) * rows, self._place)
                 except Exception as error:
                     if self._grouped:
-                        name_sample(error, self.dataset, job.indices)
+                        name_sample(error, self._view, job.indices)
                     error.add_note(f"raised by the batches from position {job.position} on")
                     raise
 
     def _gather(self, job: Job) -> Gathered:
         if self._grouped:
-            gathered: Gathered = self.dataset.gather(job.indices)
+            gathered: Gathered = self._view.gather(job.indices)
             return gathered
         return Fetched(self._fetch, job.indices)
 
@@ -232,75 +240,57 @@ class StatefulDataLoader:
     def _deliver(self, at: int, batch: Any, waited: float) -> Any:
         """The batch as the trainer gets it; from here on it counts as delivered."""
         if self._tail == "pad":
-            self._mask_padding(at, batch)
+            rank, world = self.sampler.rank, self.sampler.num_replicas
+            mask_padding(self._plan, at, batch, rank=rank, world=world)
         if self._pin:
             batch = to_place(batch, Place(torch.device("cpu"), pin=True))
         self._last, self._position = at, self._plan.following(at)
         self._waited += waited
         self._batches += 1
-        if isinstance(batch, Mapping):
-            self._tokens += _tokens_in(batch)
+        self._tokens += tokens_in(batch)
         if self._check_every:
             step = self.step
             if step != self._plan.step_at(at) and step % self._check_every == 0:
                 self.check_ranks()
         return batch
 
-    def _mask_padding(self, at: int, batch: Any) -> None:
-        rank, world = self.sampler.rank, self.sampler.num_replicas
-        left = (self._plan.epoch(at) + 1) * self._plan.n - at
-        real = len(range(rank, min(left, self._plan.segment(at).size), world))
-        if real == self._plan.segment(at).size // world:
-            return
-        labels = [k for k in ("labels", "target_ids") if isinstance(batch, dict) and k in batch]
-        if not labels:
-            raise ConfigError("the last batch can only be padded where samples have labels to mask")
-        batch[labels[0]][real:] = IGNORED
-        if "loss_mask" in batch:
-            batch["loss_mask"][real:] = 0
-
     # --- state
 
     def state_dict(self) -> dict[str, Any]:
         """The address of the batch last delivered: `epoch`, `batches_yielded`, `sampler`, more."""
-        segment = self._plan.segment(self._position)
-        offset = self._position - self.epoch * self._plan.n
         own = self.sampler.state_dict()
-        state = {
-            "version": VERSION,
-            "epoch": self.epoch,
-            "batches_yielded": offset // segment.size,
-            "sampler": {"epoch": self.epoch}
-            | {k: own[k] for k in ("seed", "num_replicas", "rank")},
-            "position": self._position,
-            "step": self.step,
-            "segments": [
-                [each.position, each.size, each.accumulation]
-                for each in self._plan.segments
-                if each.position < self._position
-            ],
-            "stages": stages_to_state(self._declared()),
-            "identity": self.identity(),
-        }
-        if own.get("pending"):
-            state["pending"] = own["pending"]
-            state["under_way"] = self._goes_on or self.epoch in self._under_way
-        return state
+        address = Address(
+            position=self._position,
+            segments=tuple(s for s in self._plan.segments if s.position < self._position),
+            stages=self._declared(),
+            sources=self._sources(),
+            identity=self._identity(),
+            pending=own.get("pending"),
+            under_way=self._goes_on or self.epoch in self._under_way,
+            surgery=self._surgery,
+            tail=self._tail,
+        )
+        local = {key: own[key] for key in ("seed", "num_replicas", "rank")}
+        return state_of(address, self._plan, local)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, allow: Allow = None) -> None:
         """Go on after the batch at which `state` was taken, at any world size and batch size.
 
-        A state with only the documented keys loads too, with a warning: its place is counted in
-        batches of this loader's size.
+        With `allow="mixture"` sources may have been added, removed or given other weights, which
+        holds from here on. A state with only the documented keys loads too, with a warning: its
+        place is counted in batches of this loader's size.
         """
         found = read_state(state)
+        documented = isinstance(found, Documented)
         if isinstance(found, Documented):
             found = self._addressed(found)
-        else:
-            check_identity(found.identity, self.identity())
-        plan = self._planned(found.segments, found.position)
+        plan = self._planned(found.segments, found.position, found.surgery.skipped)
+        if not documented:
+            found = continued(found, self._identity(), plan.position_of, allow=allow)
+        view = self.dataset_at(found.position, found.surgery)
         self._load_stages(found)
-        self._plan = plan
+        self._plan, self._surgery = plan, found.surgery
+        self._read_from(view)
         self._position = self._settled(found.position)
         self.sampler.set_epoch(self.epoch)
         self._goes_on = found.under_way
@@ -322,18 +312,25 @@ class StatefulDataLoader:
             position=state.epoch * self._plan.n + state.batches_yielded * size,
             segments=(Segment(0, size, self._accumulation),),
             stages=self._declared(),
+            sources=self._sources(),
+            surgery=Surgery(retired=self._surgery.retired),
         )
 
     def _load_stages(self, state: Address) -> None:
         if isinstance(self.sampler, MixtureSampler):
-            if not state.stages:
-                raise StateMismatch("this state has no stages, and that of a mixture has them")
             stages = stages_to_state(state.stages)
+            sizes = {name: gone.get("samples", 0) for name, gone in state.surgery.retired.items()}
+            sources = {name: sizes.get(name, 0) for name in state.sources}
+            own = list(sources) == self.sampler.names  # whose sizes the sampler knows
             self.sampler.load_state_dict(
                 {"epoch": self.epoch, "stages": stages, "pending": state.pending}
+                | ({} if own else {"sources": sources})
             )
         else:
             self._stages = state.stages
+
+    def _sources(self) -> tuple[str, ...]:
+        return self.sampler.order.names if isinstance(self.sampler, MixtureSampler) else ()
 
     def _declared(self) -> tuple[Stage, ...]:
         return self.sampler.stages if isinstance(self.sampler, MixtureSampler) else self._stages
@@ -342,7 +339,9 @@ class StatefulDataLoader:
         """Where the next batch starts, seen from `position`."""
         return self._plan.settle(position, self._plan.segment(position).size)
 
-    def _planned(self, lived: Sequence[Segment], position: int) -> Plan:
+    def _planned(
+        self, lived: Sequence[Segment], position: int, skipped: Sequence[tuple[int, int]] = ()
+    ) -> Plan:
         return run_plan(
             self.sampler.order.n,
             self._schedule,
@@ -351,10 +350,19 @@ class StatefulDataLoader:
             tail=self._tail,
             lived=lived,
             position=position,
+            skipped=skipped,
         )
 
+    def dataset_at(self, position: int, surgery: Surgery | None = None) -> Any:
+        """The dataset as batches at a position are made from it: without excluded documents."""
+        documents = (surgery or self._surgery).excluded_at(position)
+        return excluding(self.dataset, documents)
+
     def identity(self) -> dict[str, Any]:
-        """What decides the batches besides the position: data, windows, order, seed."""
+        """What decides the batches besides the position: data, windows, order, seed, exclusions."""
+        return self._identity() | self._surgery.excluded_state()
+
+    def _identity(self) -> dict[str, Any]:
         return (
             identity_of(self.dataset, self._fingerprint)
             | self.sampler.identity()
@@ -366,8 +374,9 @@ class StatefulDataLoader:
 
     def check_ranks(self) -> None:
         """Refuse to go on where ranks have gone apart. A collective: call it on every rank."""
-        stages = stages_to_state(self._declared())
-        check_ranks(self._position, self.identity() | {"stages": stages})
+        state = self.state_dict()
+        lived = {k: state.get(k) for k in ("stages", "sources", "skipped")}
+        check_ranks(self._position, self.identity() | lived)
 
     def stats(self) -> dict[str, Any]:
         """What was delivered since this loader was built or its state loaded.
@@ -384,10 +393,12 @@ class StatefulDataLoader:
         }
         if isinstance(self.sampler, MixtureSampler):
             order = self.sampler.order
-            given = order.counts(self._position) - order.counts(self._began)
+            given = self.sampler.own(order.given(self._plan.kept(self._began, self._position)))
             named = isinstance(self.dataset, MixtureDataset)
-            names = self.dataset.dataset_names if named else order.names
-            stats["samples_by_source"] = dict(zip(names, given.tolist(), strict=True))
+            names = self.dataset.dataset_names if named else self.sampler.names
+            stats["samples_by_source"] = dict(zip(names, given, strict=True))
+        if self._surgery.excluded:
+            stats["excluded"] = excluded_in(self._view)
         return stats
 
     def _reset_stats(self) -> None:
@@ -396,13 +407,3 @@ class StatefulDataLoader:
         self._last = None
         self._batches = self._tokens = 0
         self._waited = 0.0
-
-
-def _tokens_in(batch: Mapping[str, Any]) -> int:
-    if "input_ids" in batch:
-        return _numel(batch["input_ids"])
-    return sum(_numel(batch[key]) for key in _TOKEN_KEYS if key in batch)
-
-
-def _numel(value: Any) -> int:
-    return sum(map(_numel, value)) if isinstance(value, list) else int(value.numel())

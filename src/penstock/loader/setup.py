@@ -34,6 +34,7 @@ def run_plan(
     tail: Tail,
     lived: Sequence[Segment] = (),
     position: int = 0,
+    skipped: Sequence[tuple[int, int]] = (),
 ) -> Plan:
     """A run's segments: those already lived, the one from `position` on, and the schedule's later.
 
@@ -47,7 +48,7 @@ def run_plan(
             raise ConfigError(too_small(n, size))
     step = 0
     if lived:
-        plan = Plan(n, lived, tail=tail)
+        plan = Plan(n, lived, tail=tail, skipped=skipped)
         last = plan.segments[-1]
         size = _in_force(sizes, plan.step_at(position))
         if (last.size, last.accumulation) == (size, accumulation):
@@ -55,7 +56,8 @@ def run_plan(
         # a step that was under way has ended: the size of the one after it is what matters
         step = Plan(n, [*lived, Segment(position, last.size)], tail=tail).segments[-1].step
     now = Segment(position, _in_force(sizes, step), accumulation)
-    return Plan(n, [*lived, now], tail=tail).scheduled(sizes, accumulation)
+    plan = Plan(n, [*lived, now], tail=tail, skipped=skipped)
+    return plan.scheduled(sizes, accumulation)
 
 
 def _in_force(schedule: Sequence[tuple[int, int]], step: int) -> int:

@@ -8,16 +8,49 @@ from hashlib import blake2b
 from itertools import pairwise
 from json import dumps
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 from penstock.errors import ConfigError, StateMismatch
-from penstock.order import Segment, Stage
+from penstock.order import Plan, Segment, Stage
 from penstock.order.identity import ABSENT, short
+from penstock.order.plan import Tail
 
-VERSION = 1
+VERSION = 2
 _END = 1 << 62  # of any axis that int64 can count
+
+
+class Excluded(NamedTuple):
+    """Documents [first, end) of a source, masked from a position on."""
+
+    first: int
+    end: int
+    since: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surgery:
+    """What was changed in a run under way, and goes with it from state to state."""
+
+    retired: Mapping[str, Any] = field(default_factory=dict)  # identities of sources that are gone
+    skipped: tuple[tuple[int, int], ...] = ()  # ranges of positions, in order and apart
+    excluded: Mapping[str, tuple[Excluded, ...]] = field(default_factory=dict)  # by source
+    since: int = 0  # the position from which on the mixture is the one in the identity
+
+    def excluded_at(self, position: int) -> dict[str, list[tuple[int, int]]]:
+        """The documents that are masked at a position, as ranges by source."""
+        found = {
+            name: [(each.first, each.end) for each in ranges if each.since <= position]
+            for name, ranges in self.excluded.items()
+            if name not in self.retired
+        }
+        return {name: ranges for name, ranges in found.items() if ranges}
+
+    def excluded_state(self) -> dict[str, Any]:
+        """What the identity says of them; nothing where there are none."""
+        ranges = {name: [list(each) for each in of] for name, of in self.excluded.items()}
+        return {"excluded": ranges} if ranges else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +60,12 @@ class Address:
     position: int
     segments: tuple[Segment, ...]
     stages: tuple[Stage, ...]
+    sources: tuple[str, ...] = ()  # of a mixture: all there ever were, as the stages' weights
     identity: Mapping[str, Any] = field(default_factory=dict)
     pending: tuple[int, ...] | None = None  # weights for the iteration after the one under way
     under_way: bool = False
+    surgery: Surgery = field(default_factory=Surgery)
+    tail: Tail = "drop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +83,36 @@ def stages_to_state(stages: Sequence[Stage]) -> list[list[Any]]:
     return [[stage.position, list(stage.weights), stage.start_step] for stage in stages]
 
 
+def state_of(address: Address, plan: Plan, local: Mapping[str, Any]) -> dict[str, Any]:
+    """The state that an address is, with the documented keys; `local` is the sampler's own."""
+    at, surgery = address.position, address.surgery
+    epoch, segment = plan.epoch(at), plan.segment(at)
+    state: dict[str, Any] = {
+        "version": VERSION,
+        "epoch": epoch,
+        "batches_yielded": (at - epoch * plan.n) // segment.size,
+        "sampler": {"epoch": epoch} | dict(local),
+        "position": at,
+        "step": plan.step_at(at),
+        "segments": [[s.position, s.size, s.accumulation] for s in address.segments],
+        "stages": stages_to_state(address.stages),
+        "identity": dict(address.identity) | surgery.excluded_state(),
+    }
+    if address.sources:
+        state["sources"] = list(address.sources)
+    if address.pending:
+        state |= {"pending": list(address.pending), "under_way": address.under_way}
+    if surgery.retired:
+        state["retired"] = dict(surgery.retired)
+    if surgery.skipped:
+        state["skipped"] = [list(each) for each in surgery.skipped]
+    if surgery.since:
+        state["since"] = surgery.since
+    if address.tail == "pad":
+        state["tail"] = "pad"
+    return state
+
+
 def read_state(state: Any) -> Address | Documented:
     """A state as it was saved, or an error that says where it is not one.
 
@@ -55,6 +121,11 @@ def read_state(state: Any) -> Address | Documented:
     penstock.errors.StateMismatch: this is not a state of a StatefulDataLoader: position is -8, ...
     """
     _require(isinstance(state, Mapping), "it", state, "a dict")
+    if "lanes" in state or "pq_idx" in state:
+        raise StateMismatch(
+            "this is the state of a stream: load it onto the stream it is of; what a "
+            "StatefulDataLoader over stores reads has a position"
+        )
     version = _whole(state.get("version", ABSENT if "position" in state else 0), "version")
     if version > VERSION:
         raise StateMismatch(
@@ -66,6 +137,8 @@ def read_state(state: Any) -> Address | Documented:
     position = _whole(state["position"], "position")
     identity = state.get("identity", ABSENT)
     _require(isinstance(identity, Mapping), "identity", identity, "a dict")
+    surgery = _surgery(state, position)
+    sources = _sources(state)
     try:
         segments = tuple(_segment(row) for row in _rows(state, "segments"))
         stages = tuple(_stage(row) for row in _rows(state, "stages"))
@@ -78,15 +151,64 @@ def read_state(state: Any) -> Address | Documented:
     rising = all(a < b for a, b in pairwise(starts))
     _require(rising, "segments", starts, "a list that rises to the position")
     known = {len(weights) for weights in (*(stage.weights for stage in stages), pending or ())}
+    known |= {len(sources)} if stages else set()
     _require(len(known - {0}) <= 1, "stages", state["stages"], "as many weights in each")
     return Address(
         position=position,
         segments=segments,
         stages=stages,
-        identity=identity,
+        sources=sources,
+        identity={name: value for name, value in identity.items() if name != "excluded"},
         pending=pending,
         under_way=state.get("under_way") is True,
+        surgery=surgery,
+        tail="pad" if state.get("tail") == "pad" else "endless" if sources else "drop",
     )
+
+
+def _sources(state: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names that stages have weights for: in version 1 those of the identity's mixture."""
+    mixture = state["identity"].get("mixture")
+    if mixture is None:
+        return ()
+    _require(isinstance(mixture, Mapping), "identity.mixture", mixture, "a dict")
+    names = state.get("sources", mixture.get("names", ABSENT))
+    ok = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    _require(ok and len(set(names)) == len(names) > 0, "sources", names, "a list of names")
+    return tuple(names)
+
+
+def _surgery(state: Mapping[str, Any], position: int) -> Surgery:
+    retired = state.get("retired", {})
+    ok = isinstance(retired, Mapping) and all(isinstance(v, Mapping) for v in retired.values())
+    _require(ok, "retired", retired, "a dict of dicts")
+    since = _whole(state.get("since", 0), "since")
+    _require(since <= position, "since", since, "a position that has been reached")
+    excluded = state["identity"].get("excluded", {})
+    _require(isinstance(excluded, Mapping), "identity.excluded", excluded, "a dict")
+    skipped = _ranges(state.get("skipped", []), "skipped", 2)
+    return Surgery(
+        retired=retired,
+        skipped=tuple((begin, end) for begin, end in skipped),
+        excluded={
+            name: tuple(Excluded(*row) for row in _ranges(rows, f"identity.excluded.{name}", 3))
+            for name, rows in excluded.items()
+        },
+        since=since,
+    )
+
+
+def _ranges(rows: Any, name: str, length: int) -> list[tuple[int, ...]]:
+    """Rows that begin with a range each, in order and apart."""
+    what = f"a list of lists of {length}"
+    _require(isinstance(rows, list | tuple), name, rows, what)
+    for row in rows:
+        _require(isinstance(row, list | tuple) and len(row) == length, name, rows, what)
+    found = [tuple(_whole(value, name) for value in row) for row in rows]
+    edges = [edge for row in found for edge in row[:2]]
+    rising = all(row[0] < row[1] for row in found) and edges == sorted(edges)
+    _require(rising, name, rows, "ranges in order")
+    return found
 
 
 def _documented(state: Mapping[str, Any]) -> Documented:

@@ -17,6 +17,7 @@ from penstock.loader.core import StatefulDataLoader
 from penstock.loader.fetch import Collate
 from penstock.loader.setup import BatchSize, Workers, batch_schedule
 from penstock.loader.state import check_ranks
+from penstock.loader.surgery import Allow
 from penstock.order.identity import short
 from penstock.stream.passes import PassStream, check_is_state, number_in
 
@@ -146,8 +147,13 @@ class StreamLoader(StatefulDataLoader):
             "sampler": {"epoch": self.epoch, **sampler},
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, allow: Allow = None) -> None:
         """Go on after the batch at which `state` was taken."""
+        if allow is not None:
+            raise ConfigError(
+                f"allow={allow!r} means nothing over a stream, which has no sources to add, remove "
+                "or weigh: leave it out"
+            )
         check_is_state(state)
         if "lanes" not in state:
             self._load_documented(state)

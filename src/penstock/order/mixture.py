@@ -107,6 +107,10 @@ class MixtureOrder:
     Endless: `n` = sum(sizes) positions are one epoch in reports, and nothing happens at its end.
     A source's key is hashed from (seed, its name), so sources may be listed in any order, and
     adding one leaves the others' own orders as they were.
+
+    `first` says where each source's samples begin among the indices, where they do not lie one
+    after the other; None is a source that gave samples once and is no more. Sources with weight 0
+    that are put at the end change nothing of the stages before: a tree grows at its root.
     """
 
     def __init__(
@@ -117,6 +121,7 @@ class MixtureOrder:
         seed: int,
         stages: Sequence[Stage],
         shuffle: bool = True,
+        first: Sequence[int | None] | None = None,
     ) -> None:
         if not stages or stages[0].position != 0:
             raise ConfigError("a mixture's first stage starts at position 0")
@@ -126,14 +131,19 @@ class MixtureOrder:
         self.sizes = np.asarray(sizes, np.int64)
         self.names = tuple(names)
         self.seed, self.shuffle, self.stages = seed, shuffle, tuple(stages)
-        self.n = int(self.sizes.sum())
+        self.first = first
+        here = None if first is None else [place is not None for place in first]
+        self.n = int(self.sizes.sum() if here is None else self.sizes[here].sum())
         if len(set(self.names)) < len(self.names):  # they would share one order
             raise ConfigError(f"the sources of a mixture need different names, not {list(names)}")
         if (self.sizes < 0).any():
             raise ConfigError(f"sources have 0 samples or more, not {self.sizes.tolist()}")
         for stage in stages:
             self._check(stage)
-        self._first = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
+        if first is None:
+            self._first = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
+        else:
+            self._first = np.array([-1 if place is None else place for place in first], np.int64)
         self._keys = np.array([key_of("source", seed, name) for name in names], np.uint64)
         self._mixture_key = key_of("mixture", seed)
         self._starts = np.asarray(starts, np.int64)
@@ -149,8 +159,10 @@ class MixtureOrder:
                 f"a mixture has one weight and one name for each of its {len(self.sizes)} sources, "
                 f"not {len(stage.weights)} weights and {len(self.names)} names"
             )
-        for name, size, weight in zip(self.names, self.sizes, stage.weights, strict=True):
-            if weight and not size and self.n:
+        gone = [place is None for place in self.first or [0] * len(self.sizes)]
+        given = zip(self.names, self.sizes, stage.weights, gone, strict=True)
+        for name, size, weight, is_gone in given:
+            if weight and not size and self.n and not is_gone:
                 raise ConfigError(
                     f"source {name!r} has a weight but no samples: give it weight 0 or more data"
                 )
@@ -172,13 +184,24 @@ class MixtureOrder:
         ]
         stages = sorted([*kept, stage], key=lambda each: each.position)
         return MixtureOrder(
-            self.sizes.tolist(), self.names, seed=self.seed, stages=stages, shuffle=self.shuffle
+            self.sizes.tolist(),
+            self.names,
+            seed=self.seed,
+            stages=stages,
+            shuffle=self.shuffle,
+            first=self.first,
         )
 
     def counts(self, position: int) -> I64:
         """How many samples each source has given before `position`."""
         stage = int(np.searchsorted(self._starts, position, "right")) - 1
         return self._counts(stage, position)
+
+    def given(self, stretches: Sequence[tuple[int, int]]) -> list[int]:
+        """How many samples each source gives in these stretches of positions."""
+        each = [self.counts(end) - self.counts(begin) for begin, end in stretches]
+        total: I64 = np.sum([np.zeros(len(self.sizes), np.int64), *each], axis=0)
+        return [int(count) for count in total]
 
     def draws(self, positions: npt.NDArray[Any]) -> tuple[I64, I64]:
         """For each position its source, and its ordinal: how many that source gave before."""
@@ -198,6 +221,12 @@ class MixtureOrder:
         if self.n == 0:
             raise ConfigError("a mixture without a single sample has no order")
         source, ordinal = self.draws(positions)
+        if self.first is not None and (gone := self._first[source] < 0).any():
+            name, at = self.names[source[gone][0]], int(positions[gone][0])
+            raise ConfigError(
+                f"position {at:,} holds a sample of source {name!r}, which this run has no more: "
+                "open the run with the sources it had then"
+            )
         size = self.sizes[source]
         epoch, place = np.divmod(ordinal, size)
         if self.shuffle:

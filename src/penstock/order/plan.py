@@ -93,6 +93,13 @@ class Plan:
 
     `tail` says what an epoch does with fewer positions than a batch needs at its end: "drop" them,
     "pad" the batch, or, on an "endless" axis, take no notice of epochs.
+
+    Steps that touch one of the `skipped` ranges of positions are left out whole. The axis keeps
+    their places, so that every other step has the number and the samples it would have had.
+
+    >>> plan = Plan(100, [Segment(0, 10)], skipped=[(20, 45)])
+    >>> plan.left_out, plan.following(10), plan.step_at(50)
+    (((20, 50),), 50, 5)
     """
 
     def __init__(
@@ -101,11 +108,15 @@ class Plan:
         segments: Sequence[Segment],
         *,
         tail: Tail = "drop",
+        skipped: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.n, self.tail = n, tail
         for segment in segments:
             self._check(segment)
+        self.skipped = tuple(skipped)
+        self.left_out: tuple[tuple[int, int], ...] = ()
         self.segments = self._number(segments)
+        self.left_out = self._leave_out()
 
     def _check(self, segment: Segment) -> None:
         if segment.size < 1 or segment.accumulation < 1 or segment.position < 0:
@@ -146,7 +157,50 @@ class Plan:
                 continue
             position = self._end(last, (step - last.step) * last.accumulation)
             segments.append(Segment(position, size, accumulation, step))
-        return Plan(self.n, segments, tail=self.tail)
+        return Plan(self.n, segments, tail=self.tail, skipped=self.skipped)
+
+    # --- what is left out
+
+    def kept(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """[begin, end) without the steps that are left out.
+
+        >>> Plan(100, [Segment(0, 10)], skipped=[(20, 45)]).kept(10, 60)
+        [(10, 20), (50, 60)]
+        """
+        found = []
+        for first, last in self.left_out:
+            if begin < min(first, end):
+                found.append((begin, min(first, end)))
+            begin = max(begin, last)
+            if begin >= end:
+                return found
+        return [*found, (begin, end)] if begin < end else found
+
+    def _leave_out(self) -> tuple[tuple[int, int], ...]:
+        """The skipped ranges, widened to whole steps."""
+        found: list[tuple[int, int]] = []
+        for begin, end in sorted(self.skipped):
+            first, last = self._batch_around(begin), self._batch_around(end - 1)
+            if self._after(first, self.segment(first).size) <= begin:  # `begin` lies in a tail
+                first = self.following(first)
+            if last < first or first >= end:  # no batch has one of these positions
+                continue
+            start = self.position_of(self.step_at(first))
+            stop = self.position_of(self.step_at(last) + 1)
+            if found and start <= found[-1][1]:
+                found[-1] = found[-1][0], max(stop, found[-1][1])
+            else:
+                found.append((start, stop))
+        return tuple(found)
+
+    def _batch_around(self, position: int) -> int:
+        """Where the last batch begins that begins no later than `position`; else the first."""
+        until = position + 1
+        for segment in reversed(self.segments):
+            if batches := self._batches(segment, until):
+                return self._skip(segment, batches - 1)
+            until = min(until, segment.position)  # it may begin in a tail, with no batch there
+        return self._skip(self.segments[0], 0)
 
     # --- epochs
 
@@ -155,7 +209,14 @@ class Plan:
         return position // self.n
 
     def settle(self, position: int, size: int) -> int:
-        """Where the next batch of `size` starts: here, or where the next epoch does."""
+        """Where the next batch of `size` starts: here, or past a tail or what is left out."""
+        at = self._with_room(position, size)
+        for begin, end in self.left_out:
+            if begin <= at < end:
+                at = self._with_room(end, self.segment(end).size)
+        return at
+
+    def _with_room(self, position: int, size: int) -> int:
         offset = position % self.n
         if self.tail == "drop" and offset + size > self.n:
             return position - offset + self.n
@@ -171,22 +232,27 @@ class Plan:
         segment = self.segment(position)
         end = (self.epoch(position) + 1) * self.n
         later = [s.position for s in self.segments if s.position > position]
+        later += [begin for begin, _ in self.left_out if begin > position]
         if self.tail == "drop":
             inside = (end - position) // segment.size
         else:
             inside = -(-(end - position) // segment.size)
         if later:
-            inside = min(inside, -(-(later[0] - position) // segment.size))
+            inside = min(inside, -(-(min(later) - position) // segment.size))
         return min(inside, most)
 
     def epoch_batches(self, position: int) -> int:
         """How many batches of this run lie in the epoch around `position`, from its start on."""
         start = self.epoch(position) * self.n
-        ends = [*(s.position for s in self.segments[1:]), start + self.n]
+        return sum(self._between(a, b) for a, b in self.kept(start, start + self.n))
+
+    def _between(self, begin: int, end: int) -> int:
+        """How many batches start in [begin, end), skipped or not."""
+        ends = [*(s.position for s in self.segments[1:]), end]
         count = 0
-        for segment, end in zip(self.segments, ends, strict=True):
-            last = max(min(end, start + self.n), segment.position)
-            first = min(max(start, segment.position), last)
+        for segment, until in zip(self.segments, ends, strict=True):
+            last = max(min(until, end), segment.position)
+            first = min(max(begin, segment.position), last)
             count += self._batches(segment, last) - self._batches(segment, first)
         return count
 
