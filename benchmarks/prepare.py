@@ -150,8 +150,11 @@ def datatrove(files: list[str], tokenizer: str, out: str) -> None:
     ).run()
 
 
-def alone(files: list[str], tokenizer: str, backend: str) -> None:
+def alone(files: list[str], tokenizer: str, backend: str, one_by_one: bool = False) -> None:
     """The tokenizer over text that is in memory, in as many fresh processes.
+
+    By its own call for many texts, or as workers have it who need not share the interpreter: text
+    by text, which is quicker for long ones.
 
     Prints the seconds from the start of the processes on, reading left out, and those of encoding.
     """
@@ -159,7 +162,9 @@ def alone(files: list[str], tokenizer: str, backend: str) -> None:
     seconds = context.SimpleQueue()
     began = time.time()
     processes = [
-        context.Process(target=_alone, args=(files[k::CORES], tokenizer, backend, began, seconds))
+        context.Process(
+            target=_alone, args=(files[k::CORES], tokenizer, backend, one_by_one, began, seconds)
+        )
         for k in range(CORES)
     ]
     for process in processes:
@@ -168,7 +173,9 @@ def alone(files: list[str], tokenizer: str, backend: str) -> None:
     print(max(whole for whole, _ in found), max(encoding for _, encoding in found))
 
 
-def _alone(files: list[str], tokenizer: str, backend: str, began: float, out: Any) -> None:
+def _alone(
+    files: list[str], tokenizer: str, backend: str, one_by_one: bool, began: float, out: Any
+) -> None:
     from penstock.text.tokenizer import open_tokenizer
 
     reading = time.time()
@@ -179,8 +186,7 @@ def _alone(files: list[str], tokenizer: str, backend: str, began: float, out: An
         pa.array(texts[at : at + 256], pa.large_string()) for at in range(0, len(texts), 256)
     ]
     reading = time.time() - reading
-    # Nothing else runs here either, so it may encode in the faster way that workers do.
-    opened = open_tokenizer(tokenizer, backend=backend, alone=True)  # type: ignore[arg-type]
+    opened = open_tokenizer(tokenizer, backend=backend, alone=one_by_one)  # type: ignore[arg-type]
     start = time.time()
     for batch in batches:
         opened.encode(batch)
@@ -245,6 +251,10 @@ def main() -> None:
     runs: dict[str, tuple[str, Callable[[], float]]] = {
         "penstock, fast": ("all", lambda: timed("penstock", files, tokenizer, fresh(root), "fast")),
         "tokenizer alone, fast": ("all", lambda: timed("alone", files, tokenizer, "fast")),
+        "tokenizer alone, one by one": (
+            "all",
+            lambda: timed("alone", files, tokenizer, "fast", True),  # noqa: FBT003
+        ),
         "  encoding alone": ("all", lambda: timed("alone", files, tokenizer, "fast", which=1)),
         "penstock, fast, less text": (
             "few",
@@ -269,6 +279,7 @@ def main() -> None:
             ("penstock, fast, less text", "datatrove", 12.0),
             ("penstock, fast", "datatrove", 12.0),
             ("penstock, fast", "tokenizer alone, fast", 0.6),
+            ("penstock, fast", "tokenizer alone, one by one", 0.6),
             ("penstock, reference", "datatrove", 1.0),
         )
     ]

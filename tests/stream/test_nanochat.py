@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from tests.stream import nanochat_reference as reference
+from tests.text.tokenizers_for_tests import gpt2_like
 
 import penstock
 from penstock.errors import ConfigError, MissingData, StateMismatch
@@ -284,3 +285,21 @@ def test_a_buffer_of_a_thousand_documents_is_a_small_state(files: list[Path]) ->
     made = bestfit_with_state(Words(), 8, 32, "train", **options(files))
     for _, _, state in islice(made, 20):
         assert len(json.dumps(state)) < 64 << 10
+
+
+def test_penstocks_own_tokenizers_give_the_rows_of_their_ids_after_a_bos(files: list[Path]) -> None:
+    tokenizer = penstock.open_tokenizer(gpt2_like(), backend="reference")
+
+    class Same(Words):
+        def get_bos_token_id(self) -> int:
+            return tokenizer.eos_id  # as GPT-2's: one token parts documents
+
+        def encode(self, texts: Any, prepend: int | None = None, num_threads: int = 8) -> Any:
+            ids, ends = tokenizer.encode(texts)
+            parts = [ids[a:b].tolist() for a, b in pairwise(ends)]
+            return [[prepend, *part] for part in parts]
+
+    given = options(files, buffer_size=20)
+    own, shaped = (bestfit(each, 2, 32, "train", **given) for each in (tokenizer, Same()))
+    for ours, theirs in islice(zip(own, shaped, strict=False), 40):
+        same(ours, theirs)

@@ -93,13 +93,13 @@ def _ragged(lists: Any) -> tuple[Ids, Offsets]:
 
 
 def bos_of(tokenizer: Any) -> int:
-    """The token that begins a document."""
+    """The token that begins a document: BOS, or EOS where that parts documents, as GPT-2's."""
     if is_nanochats(tokenizer):
         return int(tokenizer.get_bos_token_id())
-    bos = getattr(tokenizer, "bos_id", None)
-    if bos is None:
-        raise ConfigError(
-            f"{tokenizer!r} names no BOS, which begins each document here: add bos_token to its "
-            "tokenizer_config.json"
-        )
-    return int(bos)
+    for token in (tokenizer.bos_id, tokenizer.eos_id):
+        if token is not None:
+            return int(token)
+    raise ConfigError(
+        f"{tokenizer.name} names neither BOS nor EOS, one of which begins each document here: add "
+        "bos_token to its tokenizer_config.json"
+    )
