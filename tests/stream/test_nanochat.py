@@ -16,7 +16,8 @@ import torch
 from tests.stream import nanochat_reference as reference
 
 import penstock
-from penstock.errors import ConfigError, MissingData, StateMismatch
+from penstock.errors import ConfigError, DataError, MissingData, StateMismatch
+from penstock.stream.encoding import _ragged
 from penstock.stream.nanochat import (
     tokenizing_distributed_data_loader as flat,
 )
@@ -284,3 +285,32 @@ def test_a_buffer_of_a_thousand_documents_is_a_small_state(files: list[Path]) ->
     made = bestfit_with_state(Words(), 8, 32, "train", **options(files))
     for _, _, state in islice(made, 20):
         assert len(json.dumps(state)) < 64 << 10
+
+
+@pytest.mark.parametrize("ids", [np.array([-1]), np.array([1.5]), np.array([1 << 32])])
+def test_arrays_of_what_is_no_id_are_refused(ids: Any) -> None:
+    with pytest.raises(DataError, match="an id that is none"):
+        _ragged([np.array([3], ids.dtype), ids])
+
+
+def test_arrays_without_an_id_beside_others_are_fine() -> None:
+    ids, offsets = _ragged([np.array([]), np.array([3])])
+    assert (ids.tolist(), offsets.tolist()) == ([3], [0, 0, 1])
+
+
+def test_the_first_batch_waits_for_few_documents(tmp_path: Path) -> None:
+    for number in range(2):
+        texts = pa.table({"text": ["abc"] * 40})
+        pq.write_table(texts, tmp_path / f"{number}.parquet", row_group_size=4)
+    asked = []
+
+    class Counting:
+        def get_bos_token_id(self) -> int:
+            return 1
+
+        def encode(self, texts: list[str], prepend: int, num_threads: int) -> list[list[int]]:
+            asked.append(len(texts))
+            return [[prepend, 5, 6, 7] for _ in texts]
+
+    next(flat_with_state(Counting(), 1, 8, "train", data_dir=tmp_path, device="cpu"))
+    assert sum(asked) < 2000  # not GROUP tokens, which are thousands of passes over these

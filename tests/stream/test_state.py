@@ -301,3 +301,10 @@ def test_a_damaged_state_is_refused_in_words_or_streams(
         assert stream.state_dict() == states[0]
     assert len(refusals) > 40
     assert all("\n" not in message and len(message) < 900 for message in refusals)
+
+
+def test_states_may_come_from_any_iterable() -> None:
+    state = {"version": 1, "row": 4, "step": 2, "lanes": {"0": [0, 0, 2]}, "identity": {}}
+    assert merge_states(each for each in (state, state)) == state
+    with pytest.raises(ConfigError, match="the list of all ranks' states"):
+        merge_states(iter(()))
