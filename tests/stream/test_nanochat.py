@@ -17,7 +17,8 @@ from tests.stream import nanochat_reference as reference
 from tests.text.tokenizers_for_tests import gpt2_like
 
 import penstock
-from penstock.errors import ConfigError, MissingData, StateMismatch
+from penstock.errors import ConfigError, DataError, MissingData, StateMismatch
+from penstock.stream.encoding import _ragged
 from penstock.stream.nanochat import (
     tokenizing_distributed_data_loader as flat,
 )
@@ -303,3 +304,32 @@ def test_penstocks_own_tokenizers_give_the_rows_of_their_ids_after_a_bos(files: 
     own, shaped = (bestfit(each, 2, 32, "train", **given) for each in (tokenizer, Same()))
     for ours, theirs in islice(zip(own, shaped, strict=False), 40):
         same(ours, theirs)
+
+
+@pytest.mark.parametrize("ids", [np.array([-1]), np.array([1.5]), np.array([1 << 32])])
+def test_arrays_of_what_is_no_id_are_refused(ids: Any) -> None:
+    with pytest.raises(DataError, match="an id that is none"):
+        _ragged([np.array([3], ids.dtype), ids])
+
+
+def test_arrays_without_an_id_beside_others_are_fine() -> None:
+    ids, offsets = _ragged([np.array([]), np.array([3])])
+    assert (ids.tolist(), offsets.tolist()) == ([3], [0, 0, 1])
+
+
+def test_the_first_batch_waits_for_few_documents(tmp_path: Path) -> None:
+    for number in range(2):
+        texts = pa.table({"text": ["abc"] * 40})
+        pq.write_table(texts, tmp_path / f"{number}.parquet", row_group_size=4)
+    asked = []
+
+    class Counting:
+        def get_bos_token_id(self) -> int:
+            return 1
+
+        def encode(self, texts: list[str], prepend: int, num_threads: int) -> list[list[int]]:
+            asked.append(len(texts))
+            return [[prepend, 5, 6, 7] for _ in texts]
+
+    next(flat_with_state(Counting(), 1, 8, "train", data_dir=tmp_path, device="cpu"))
+    assert sum(asked) < 2000  # not GROUP tokens, which are thousands of passes over these

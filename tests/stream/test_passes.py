@@ -683,3 +683,14 @@ def test_accounts_of_a_pass_add_up(tmp_path: Path) -> None:
     assert ledger["rows"] * (T + 1) == ledger["delivered"] + ledger["padding"]
     assert ledger["tokens"] == ledger["delivered"] + ledger["waiting"]
     assert ledger["trained"] == sum(int((row["labels"] != -100).sum()) for row in rows)
+
+
+def test_in_order_a_lane_of_empty_units_alone_ends_its_passes(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    texts = pa.table({"text": ["7 2", "9 0"] * 16})
+    pq.write_table(texts, tmp_path / "a.parquet", row_group_size=1)
+    rows = PassStream(tmp_path, Numbering(), 4, lanes=2, shuffle=False, threads=1)
+    assert len(list(rows)) == len(list(rows)) > 0
+    rows.close()

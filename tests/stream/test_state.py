@@ -93,16 +93,16 @@ def test_settings_that_cannot_be_meant_are_refused(corpora: dict[str, Path]) -> 
     for options, match in [
         ({"packing": "bfd"}, "packing is one of chunked, concat, best_fit_crop, not 'bfd'"),
         ({"policy": "ignore"}, "policy is 'error' or 'reject', not 'ignore'"),
-        ({"seq_len": 0}, "seq_len is at least 1, not 0"),
-        ({"seq_len": 2.5}, "seq_len is a whole number, not 2.5"),
-        ({"batch_size": -1}, "batch_size is at least 1, not -1"),
-        ({"lanes": 0}, "lanes is at least 1, not 0"),
-        ({"lanes": "6"}, "lanes is a whole number, not '6'"),
-        ({"threads": 0}, "threads is at least 1, not 0"),
-        ({"threads": -2}, "threads is at least 1, not -2"),
-        ({"steps": 0}, "steps is at least 1, not 0"),
-        ({"buffer_size": 0}, "buffer_size is at least 1, not 0"),
-        ({"tokenizer_batch_size": 0}, "tokenizer_batch_size is at least 1, not 0"),
+        ({"seq_len": 0}, "seq_len is a whole number >= 1, not 0"),
+        ({"seq_len": 2.5}, "seq_len is a whole number >= 1, not 2.5"),
+        ({"batch_size": -1}, "batch_size is a whole number >= 1, not -1"),
+        ({"lanes": 0}, "lanes is a whole number >= 1, not 0"),
+        ({"lanes": "6"}, "lanes is a whole number >= 1, not '6'"),
+        ({"threads": 0}, "threads is a whole number >= 1, not 0"),
+        ({"threads": -2}, "threads is a whole number >= 1, not -2"),
+        ({"steps": 0}, "steps is a whole number >= 1, not 0"),
+        ({"buffer_size": 0}, "buffer_size is a whole number >= 1, not 0"),
+        ({"tokenizer_batch_size": 0}, "tokenizer_batch_size is a whole number >= 1, not 0"),
         ({"rank": 2, "world": 2}, r"rank must lie in \[0, 2\)"),
         ({"rank": -1, "world": 2}, r"rank must lie in \[0, 2\)"),
         ({"world": 0}, "rank must lie in"),
@@ -301,3 +301,10 @@ def test_a_damaged_state_is_refused_in_words_or_streams(
         assert stream.state_dict() == states[0]
     assert len(refusals) > 40
     assert all("\n" not in message and len(message) < 900 for message in refusals)
+
+
+def test_states_may_come_from_any_iterable() -> None:
+    state = {"version": 1, "row": 4, "step": 2, "lanes": {"0": [0, 0, 2]}, "identity": {}}
+    assert merge_states(each for each in (state, state)) == state
+    with pytest.raises(ConfigError, match="the list of all ranks' states"):
+        merge_states(iter(()))

@@ -88,7 +88,13 @@ def _ragged(lists: Any) -> tuple[Ids, Offsets]:
         except (TypeError, OverflowError) as error:
             raise DataError(f"a tokenizer gave an id that is none ({error})") from None
         return np.frombuffer(found, np.uint32), offsets
-    ids = np.concatenate([np.asarray(each) for each in lists]) if len(lists) else np.empty(0)
+    if not offsets[-1]:
+        return np.empty(0, np.uint32), offsets
+    ids = np.concatenate([ids for each in lists if len(ids := np.asarray(each))])
+    if ids.dtype.kind not in "iu" or int(ids.min()) < 0 or int(ids.max()) >= 1 << 32:
+        raise DataError(
+            f"a tokenizer gave an id that is none: {ids.dtype} from {ids.min()} to {ids.max()}"
+        )
     return ids.astype(np.uint32, copy=False), offsets
 
 

@@ -87,7 +87,8 @@ class _Blocks:
     """A lane's blocks, made ahead: small ones in groups."""
 
     def __init__(self, lane: int, source: Source, ahead: Ahead, at: At, part: int) -> None:
-        self._lane, self._ahead, self._least = lane, ahead, source.group
+        self._lane, self._ahead, self._most = lane, ahead, source.group
+        self._least = 1  # tokens of a group: the first row waits for one block, not for many
         self._feed = Feed(lane, source, at, part)
         self._made: deque[Block | Exception] = deque()
         self._asked = False
@@ -106,6 +107,7 @@ class _Blocks:
             self.ask(NOW)
             self._made.extend(self._ahead.take(self._lane))
             self._asked = False
+            self._least = min(4 * self._least + 1024, self._most)
         block = self._made.popleft()
         if isinstance(block, Exception):
             raise block
@@ -124,6 +126,8 @@ def _group(feed: Feed, least: int) -> list[Block | Exception]:
             break
         made.append(block)
         size += len(block.ids)
+        if not len(block.ids):
+            break  # an epoch's beginning; a lane of empty units alone would meet nothing else
     return made
 
 

@@ -227,11 +227,15 @@ class Loader(Iterator[Any]):
             for row, each in enumerate(drawn):
                 if each.used < self._policy.width:
                     targets[row, max(each.used - 1, 0) :] = self._ignored
+            if not self.stateful:
+                self._step += 1
+                return inputs, targets
+            state = self.state_dict() | {"step": self._step + 1}
         except BaseException:
             self._share.undo()  # what was not delivered comes again
             raise
         self._step += 1
-        return (inputs, targets, self.state_dict()) if self.stateful else (inputs, targets)
+        return inputs, targets, state
 
     def state_dict(self) -> dict[str, Any]:
         """Nanochat's own keys, and this rank's lanes exactly."""

@@ -9,7 +9,7 @@ batch; what it gives loads at any number of ranks that divides the lanes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ def read_stream_state(state: Any) -> Saved:
     )
 
 
-def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The states of all ranks, saved after the same batch, as one that any number of ranks loads.
 
     >>> a = {"version": 1, "row": 4, "step": 2, "lanes": {"0": [0, 0, 2]}, "identity": {}}
@@ -67,7 +67,8 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     >>> merge_states([b, a])["lanes"]
     {'0': [0, 0, 2], '1': [0, 1, 2]}
     """
-    if isinstance(states, Mapping) or not states:
+    states = [] if isinstance(states, Mapping) else list(states)
+    if not states:
         raise ConfigError("merge_states takes the list of all ranks' states, and there is none")
     read = [read_stream_state(state) for state in states]
     rows = [each.row for each in read]
