@@ -63,7 +63,7 @@ class Drawn:
     """What is known of a row besides its tokens."""
 
     used: int  # tokens that are not padding
-    cuts: I64 | list[int]  # columns at which another document begins
+    cuts: I64  # columns at which another document begins
     begun: int = 0  # documents whose first token stands in the row; of `ConcatLane`
 
 
@@ -342,7 +342,7 @@ class CropLane:
         tally.rows += 1
         tally.delivered += at
         self._turn += self._every
-        return Drawn(at, cuts[:-1])
+        return Drawn(at, np.array(cuts[:-1], np.int64))
 
     def _refill(self) -> list[int]:
         block = self._blocks.take()

@@ -209,9 +209,7 @@ class TextStream:
         self.share.tally.trained += int(used.sum()) - len(drawn)
         if self._isolate:
             width = self._policy.width
-            cuts = np.concatenate(
-                [np.asarray(each.cuts, np.int64) + row * width for row, each in enumerate(drawn)]
-            )
+            cuts = np.concatenate([each.cuts + row * width for row, each in enumerate(drawn)])
             self.share.tally.trained -= len(cuts)
             batch = Windows(tokens, cuts=cuts, used=used).batch(0, len(drawn), self._place)
         else:
